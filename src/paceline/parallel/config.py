@@ -1,0 +1,64 @@
+"""`[parallel]` and `[batch]`: how the work is split over ranks, and what the global batch is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from paceline.config import AUTO, Section
+from paceline.units import Bytes, Count
+
+Degree = Annotated[int, Meta(ge=-1)]
+
+
+class ParallelSection(Section):
+    """Degrees of the mesh axes, precision of the arithmetic and of the reduction, compilation."""
+
+    dp_replicate: Annotated[Degree, Meta(description="Replicas of the model; -1 is what the other axes leave.")] = -1
+    dp_shard: Annotated[Degree, Meta(description="Ranks that one replica's state is split over.")] = 1
+    cp: Annotated[Degree, Meta(description="Ranks that one sequence is split over.")] = 1
+    tp: Annotated[Degree, Meta(description="Ranks that each matrix is split over.")] = 1
+    pp: Annotated[Degree, Meta(description="Stages that the layers are split into.")] = 1
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp64"],
+        Meta(
+            description="Arithmetic of forward and backward; weights and moments stay fp32 under bf16. "
+            "auto: bf16 where the device multiplies it faster and the model is wide enough to gain."
+        ),
+    ] = "auto"
+    reduce_dtype: Annotated[
+        Literal["auto", "fp32", "bf16"],
+        Meta(description="Element type of the gradient reduction. auto: that of the gradients."),
+    ] = "auto"
+    bucket_bytes: Annotated[
+        Bytes | None, Meta(description="Gradients are reduced in buckets of about this size.", extra=AUTO)
+    ] = None
+    overlap: Annotated[
+        bool | None,
+        Meta(description="Reduce a bucket while the backward pass goes on, or all of them after it.", extra=AUTO),
+    ] = None
+    compile: Annotated[
+        bool | None,
+        Meta(
+            description="torch.compile of each block. auto: where a C++ compiler is there (or a GPU) and the run is long "
+            "enough to repay the compilation.",
+            extra=AUTO,
+        ),
+    ] = None
+
+
+class BatchSection(Section):
+    """The global batch is the fixed quantity; micro-batch and accumulation follow from it."""
+
+    global_batch: Annotated[Count, Meta(description="Sequences (samples) per optimizer step, over all ranks.")] = Count(24)
+    microbatch: Annotated[
+        Count | None,
+        Meta(description="Sequences per rank and forward pass. auto: the largest that fits.", extra=AUTO),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise ValueError(f"global_batch = {self.global_batch} must be at least 1")
+        if self.microbatch is not None and self.microbatch < 1:
+            raise ValueError(f"microbatch = {self.microbatch} must be at least 1")

@@ -1,0 +1,79 @@
+"""The layout: degrees of the mesh axes, resolved against a number of ranks. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.errors import JobError
+from paceline.parallel.config import ParallelSection
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Mesh axes from the slowest to the fastest varying: neighbours in `tp` are neighbours in rank."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many ways each axis splits; the product is the world size."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    pp: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return math.prod(self.degrees().values())
+
+    @property
+    def dp(self) -> int:
+        """Ways in which the global batch is split: replicas times shards."""
+        return self.dp_replicate * self.dp_shard
+
+    def degrees(self) -> dict[str, int]:
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    def to_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        named = [f"{axis}={degree}" for axis, degree in self.degrees().items() if degree > 1]
+        return " ".join(named) or "one rank"
+
+
+def resolve_layout(parallel: ParallelSection, world_size: int, is_set: Callable[[str], bool]) -> Layout:
+    """The layout on `world_size` ranks.
+
+    One axis may be -1, "what the others leave". The default -1 of `dp_replicate` gives way to a -1 that the user wrote.
+
+    Raises:
+        JobError: several axes are -1, a degree is 0, or the product does not meet the number of ranks.
+    """
+    degrees = {axis: int(getattr(parallel, axis)) for axis in AXES}
+    if not is_set("parallel.dp_replicate") and any(d == -1 for axis, d in degrees.items() if axis != "dp_replicate"):
+        degrees["dp_replicate"] = 1
+    for axis, degree in degrees.items():
+        if degree == 0:
+            raise JobError(f"a degree is 1 or more, or -1; {axis} = 0", key=f"parallel.{axis}", values=degrees)
+    open_axes = [axis for axis, degree in degrees.items() if degree == -1]
+    if len(open_axes) > 1:
+        raise JobError(f"only one axis can be -1, and {' and '.join(open_axes)} are", key="parallel", values=degrees)
+    fixed = math.prod(degree for degree in degrees.values() if degree != -1)
+    if (open_axes and world_size % fixed) or (not open_axes and fixed != world_size):
+        product = " x ".join(f"{axis} {d}" for axis, d in degrees.items() if d not in (1, -1)) or "1"
+        raise JobError(
+            f"{product} = {fixed} does not {'divide' if open_axes else 'equal'} the {world_size} ranks",
+            key="parallel",
+            values={**degrees, "ranks": world_size},
+            hint=f"Start {_next_multiple(world_size, fixed)} ranks with --procs, or change a degree.",
+        )
+    if open_axes:
+        degrees[open_axes[0]] = world_size // fixed
+    return Layout(**degrees)
+
+
+def _next_multiple(world_size: int, fixed: int) -> int:
+    return max(1, round(world_size / fixed)) * fixed

@@ -1,0 +1,129 @@
+# ruff: noqa: N815 -- tensors carry their shape as a suffix, in tuples too
+"""Attention as a callable that the decoder is given, so that a strategy can replace it.
+
+Queries are as many as keys: `is_causal` of torch's kernel aligns the two at the upper left, which is right only then.
+
+Shapes: B sequences, L positions, H query heads, G key and value heads, K head width, T = B x L tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from paceline.model.dropout import AttentionDropout, drop_attention
+
+
+class Documents(NamedTuple):
+    """Borders of the documents packed into a batch.
+
+    cumulative: int32, from 0 to B x L, where each document begins in the flattened batch, and its end; a border at
+        every sequence's end. Empty documents are allowed, so that the tensor may be padded to a fixed length.
+    max_length: of one document, in tokens (an upper bound will do).
+    mask_B1LL: which query (second last) sees which key, filled in once a forward for kernels that need it.
+    """
+
+    cumulative: Tensor
+    max_length: int
+    mask_B1LL: Tensor | None = None
+
+
+class Attention(Protocol):
+    """Causal attention inside documents; returns o_BHLK. `dropout` is None where nothing is dropped."""
+
+    def __call__(
+        self,
+        q_BHLK: Tensor,
+        k_BGLK: Tensor,
+        v_BGLK: Tensor,
+        documents: Documents | None,
+        *,
+        scale: float,
+        dropout: AttentionDropout | None,
+    ) -> Tensor: ...
+
+
+def sdpa(
+    q_BHLK: Tensor,
+    k_BGLK: Tensor,
+    v_BGLK: Tensor,
+    documents: Documents | None,
+    *,
+    scale: float,
+    dropout: AttentionDropout | None,
+) -> Tensor:
+    """The default attention: torch's fused kernels, by device, type and whether documents are packed."""
+    if dropout is not None:
+        return plain(q_BHLK, k_BGLK, v_BGLK, documents, scale=scale, dropout=dropout)
+    grouped = q_BHLK.shape[1] != k_BGLK.shape[1]
+    if documents is None:
+        return F.scaled_dot_product_attention(q_BHLK, k_BGLK, v_BGLK, is_causal=True, scale=scale, enable_gqa=grouped)
+    if needs_no_mask(q_BHLK):
+        return _varlen(q_BHLK, k_BGLK, v_BGLK, documents, scale, grouped)
+    mask_B1LL = mask_of(documents, q_BHLK.shape[0], q_BHLK.shape[2])
+    return F.scaled_dot_product_attention(q_BHLK, k_BGLK, v_BGLK, attn_mask=mask_B1LL, scale=scale, enable_gqa=grouped)
+
+
+def plain(
+    q_BHLK: Tensor,
+    k_BGLK: Tensor,
+    v_BGLK: Tensor,
+    documents: Documents | None,
+    *,
+    scale: float,
+    dropout: AttentionDropout | None,
+) -> Tensor:
+    """Attention written out, with all L x L weights in memory: needed for dropout whose masks are known."""
+    batch, heads, length, _ = q_BHLK.shape
+    groups = heads // k_BGLK.shape[1]
+    k_BHLK, v_BHLK = k_BGLK.repeat_interleave(groups, dim=1), v_BGLK.repeat_interleave(groups, dim=1)
+    scores_BHLL = (q_BHLK * scale) @ k_BHLK.transpose(-1, -2)
+    if documents is None:
+        mask = torch.ones(length, length, dtype=torch.bool, device=q_BHLK.device).tril()
+    else:
+        mask = mask_of(documents, batch, length)
+    scores_BHLL = scores_BHLL.to(torch.promote_types(scores_BHLL.dtype, torch.float32))
+    weights_BHLL = scores_BHLL.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+    if dropout is not None:
+        weights_BHLL = drop_attention(weights_BHLL, dropout)
+    return weights_BHLL.to(v_BHLK.dtype) @ v_BHLK
+
+
+def needs_no_mask(x: Tensor) -> bool:
+    """Whether packed documents go to the variable-length kernel (CUDA, 16-bit), which needs no mask."""
+    return x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
+
+
+def mask_of(documents: Documents, batch: int, length: int) -> Tensor:
+    """The (B, 1, L, L) mask of packed documents: true where the key is of the same document and not later."""
+    if documents.mask_B1LL is not None:
+        return documents.mask_B1LL
+    tokens_T = torch.arange(batch * length, device=documents.cumulative.device, dtype=documents.cumulative.dtype)
+    document_BL = torch.searchsorted(documents.cumulative, tokens_T, right=True).view(batch, length)
+    same_BLL = document_BL.unsqueeze(2) == document_BL.unsqueeze(1)
+    return same_BLL.tril_().unsqueeze(1)
+
+
+def _varlen(
+    q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, documents: Documents, scale: float, grouped: bool
+) -> Tensor:
+    batch, heads, length, width = q_BHLK.shape
+    q_THK, k_TGK, v_TGK = (x.transpose(1, 2).reshape(batch * length, -1, width) for x in (q_BHLK, k_BGLK, v_BGLK))
+    o_THK = varlen_attn(
+        q_THK,
+        k_TGK,
+        v_TGK,
+        documents.cumulative,
+        documents.cumulative,
+        documents.max_length,
+        documents.max_length,
+        scale=scale,
+        window_size=(-1, 0),
+        enable_gqa=grouped,
+    )
+    assert isinstance(o_THK, Tensor)  # no auxiliary output was asked for
+    return o_THK.view(batch, length, heads, width).transpose(1, 2)

@@ -15,7 +15,8 @@ import pytest
 from tests.run.samples import started, step
 
 from paceline.errors import DiskFull
-from paceline.run.records import Eval, Record, RecordWriter, Step, latest_steps, read_records, redone
+from paceline.run.records import Eval, Record, RecordWriter, Step, json_safe, latest_steps, read_records, redone
+from paceline.units import Bytes, Seconds
 
 WRITE_FOR_EVER = """
 import sys
@@ -165,3 +166,11 @@ def test_step_parts_default_to_none_measured() -> None:
     assert Step(
         step=1, loss=1.0, grad_norm=None, lr=0.1, tokens=1, seconds=1.0, tokens_per_second=1.0, mfu=None, samples=1
     ).parts == {}  # fmt: skip
+
+
+def test_json_safe_gives_what_json_has() -> None:
+    value = {"a": math.nan, "b": [Bytes(3), (Path("x"), True)], 4: Seconds(2.5), "c": None, "d": started().layout}
+    plain = json_safe(value)
+    assert plain == {"a": None, "b": [3, ["x", True]], "4": 2.5, "c": None, "d": started().layout}
+    assert type(plain["b"][0]) is int
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain

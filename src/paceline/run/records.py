@@ -14,7 +14,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -302,6 +302,21 @@ def latest_steps(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def redone(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The `step` records whose work was lost: an attempt that came later began before them."""
     return _split_steps(records)[1]
+
+
+def json_safe(value: Any) -> Any:
+    """The value in what JSON has: NaN and infinities as null, sizes, paths, tuples and sets as plain values."""
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_safe(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, msgspec.Struct):
+        return json_safe(msgspec.to_builtins(value, enc_hook=plain_value))
+    return plain_value(value)
 
 
 def attempt_of(path: Path) -> int:

@@ -1,0 +1,67 @@
+"""How preparation shows that it moves: a bar on a terminal, lines elsewhere, always on stderr. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from paceline.units import format_bytes
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being done, bytes of text done, and bytes in all (None: not known)."""
+
+_LINE_SECONDS = 5.0
+
+
+@contextmanager
+def shown(progress: Progress | None) -> Iterator[Progress]:
+    """The caller's own progress function, or a bar or lines on stderr."""
+    if progress is not None:
+        yield progress
+    elif sys.stderr.isatty():
+        with _bar() as bar:
+            yield bar
+    else:
+        yield _Lines()
+
+
+class _Lines:
+    """A line for each new thing, and every five seconds."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._last = 0.0
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if what == self._what and now - self._last < _LINE_SECONDS:
+            return
+        self._what, self._last = what, now
+        amount = f": {format_bytes(done)}" + (f" of {format_bytes(total)}" if total else "") if done else ""
+        print(f"data: {what}{amount}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("data: {task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield show

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,16 +36,19 @@ class Setting(NamedTuple):
 
 
 Settings = dict[str, Setting]
+Exclusive = Sequence[tuple[str, ...]]
+"""Groups of keys of which the one given last replaces the others."""
+
 S = TypeVar("S", bound=Section)
 
 
-def read_file(path: Path) -> Settings:
+def read_file(path: Path, exclusive: Exclusive = ()) -> Settings:
     """Settings of a job file, those of the file that it `extends` below its own.
 
     Raises:
         JobError: the file is missing, unreadable, no TOML, not made of tables, or extends itself.
     """
-    return _read(path, ())
+    return _read(path, (), exclusive)
 
 
 def parse_override(text: str) -> tuple[str, Setting]:
@@ -61,9 +64,13 @@ def parse_override(text: str) -> tuple[str, Setting]:
     return key, Setting(_toml_value(raw.strip()), COMMAND_LINE)
 
 
-def layer(base: Settings, over: Mapping[str, Setting]) -> Settings:
-    """`over` on top of `base`. A key with more than two parts replaces one entry of a table."""
-    merged = dict(base)
+def layer(base: Settings, over: Mapping[str, Setting], exclusive: Exclusive = ()) -> Settings:
+    """`over` on top of `base`. A key with more than two parts replaces one entry of a table.
+
+    Of each group of `exclusive` keys, one that `over` sets removes the others from `base`.
+    """
+    gone = {key for group in exclusive if any(k in over for k in group) for key in group}
+    merged = {key: setting for key, setting in base.items() if key not in gone}
     for key, setting in over.items():
         section, name, *inner = key.split(".")
         owner = f"{section}.{name}"
@@ -140,7 +147,7 @@ def _decode(kind: type, value: Any) -> Any:
     raise NotImplementedError(kind)
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> Settings:
+def _read(path: Path, seen: tuple[Path, ...], exclusive: Exclusive) -> Settings:
     path = path.resolve() if path.exists() else path
     if path in seen:
         chain = " -> ".join(p.name for p in (*seen, path))
@@ -151,7 +158,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> Settings:
     if parent is not None:
         if not isinstance(parent, str):
             raise JobError(f"{path}: extends = {parent!r} is not a path", key="extends")
-        base = _read(path.parent / parent, (*seen, path))
+        base = _read(path.parent / parent, (*seen, path), exclusive)
     own: dict[str, Setting] = {}
     for section, table in document.items():
         if not isinstance(table, dict):
@@ -161,7 +168,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> Settings:
                 hint=f"Put it under its section, for example [run] {section} = {table!r}.",
             )
         own |= {f"{section}.{key}": Setting(value, _shown(path)) for key, value in table.items()}
-    return layer(base, own)
+    return layer(base, own, exclusive)
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:

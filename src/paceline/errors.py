@@ -19,8 +19,10 @@ The codes are a contract with schedulers: `docs/guide/exit-codes.md`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+TYPE_CHECKING = False  # typing.TYPE_CHECKING without the import, which `--help` cannot afford
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, ClassVar
 
 
 class PacelineError(Exception):

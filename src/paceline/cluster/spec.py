@@ -1,0 +1,81 @@
+"""What a job runs on: nodes of equal devices, from `--cluster`. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+
+from paceline.cluster.probe import Host, find_compiler
+from paceline.config import nearest
+from paceline.errors import UsageError
+from paceline.units import parse_bytes
+
+HERE = "here"
+_PATTERN = re.compile(r"(\d+)x(\d+)x([A-Za-z0-9.-]+)(?::([A-Za-z0-9.-]+))?")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`nodes` nodes of `devices_per_node` devices; `host` is one of them."""
+
+    text: str
+    nodes: int
+    devices_per_node: int
+    host: Host
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.devices_per_node
+
+
+def parse_cluster(text: str, here: Host) -> Cluster:
+    """`here`, or `NODESxDEVICESxDEVICE[:FABRIC]` such as `1x8xa100-sxm-80g` or `2x2xcpu:100mbit`.
+
+    Raises:
+        UsageError: the text has another form, or names a device that the catalogue lacks.
+    """
+    if text == HERE:
+        return Cluster(text, 1, here.default_procs, here)
+    match = _PATTERN.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"--cluster {text!r} is neither here nor NODESxDEVICESxDEVICE[:FABRIC]",
+            values={"cluster": text},
+            hint="For example 1x8xa100-sxm-80g, 4x8xh100-sxm:ndr400 or 2x2xcpu:100mbit.",
+        )
+    nodes, devices, name = int(match[1]), int(match[2]), match[3]
+    if nodes < 1 or devices < 1:
+        raise UsageError(f"--cluster {text!r}: nodes and devices are 1 or more", values={"cluster": text})
+    if name == "cpu":
+        return Cluster(text, nodes, devices, here)
+    return Cluster(text, nodes, devices, _catalog_host(name, devices))
+
+
+def device_names() -> list[str]:
+    """Devices of the catalogue."""
+    folder = resources.files("paceline.cluster") / "catalog"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def _catalog_host(name: str, devices: int) -> Host:
+    if name not in device_names():
+        near = nearest(name, device_names())
+        raise UsageError(
+            f"no device {name!r} in the catalogue",
+            values={"device": name, "known": device_names()},
+            hint=f"Did you mean {near}?" if near else f"Known devices: cpu, {', '.join(device_names())}.",
+        )
+    entry = tomllib.loads((resources.files("paceline.cluster") / "catalog" / f"{name}.toml").read_text(encoding="utf-8"))
+    return Host(
+        name=name,
+        device_kind="cuda",
+        devices=devices,
+        device_name=entry["name"],
+        device_memory_bytes=parse_bytes(entry["memory"]),
+        cores=0,
+        memory_bytes=0,
+        fast_bf16=entry["bf16"],
+        compiler=find_compiler(),
+    )

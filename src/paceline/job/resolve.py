@@ -1,0 +1,223 @@
+"""From a job and a number of ranks to numbers: layout, batch, precision, length, memory, each with its formula."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from paceline.cluster.probe import Host
+from paceline.errors import JobError
+from paceline.job.load import DEFAULT_STEPS, Job
+from paceline.model.flop import training_flop_per_token
+from paceline.model.spec import ModelSpec
+from paceline.model.spec import resolve as resolve_model
+from paceline.optim.schedule import describe
+from paceline.parallel.batch import BatchPlan, plan_batch
+from paceline.parallel.ddp.config import DdpConfig, ddp_config
+from paceline.parallel.layout import Layout, resolve_layout
+from paceline.parallel.memory import RankMemory, rank_memory
+from paceline.parallel.registry import strategies
+from paceline.units import format_bytes, format_count, format_seconds
+
+MICROBATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""Tokens per forward pass beyond which a larger micro-batch no longer raises the rate (docs/log.md)."""
+
+MEMORY_SHARE = 0.9
+"""Share of a device's memory that a derived micro-batch may fill."""
+
+NOMINAL_FLOP_PER_SECOND = {"cpu": 1e11, "cuda": 2e14}
+"""Rate per rank assumed before anything is measured, only to judge whether a run repays its compilation."""
+
+COMPILE_SECONDS = {"cpu": 30.0, "cuda": 60.0}
+COMPILE_GAIN = {"cpu": 0.1, "cuda": 0.2}
+"""What compiling the blocks of a decoder costs once, and the share of a step that it saves (docs/log.md)."""
+
+BF16_MIN_DIM = 192
+"""Width from which bf16 products gain more than their conversions cost on a CPU (docs/log.md)."""
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """A derived value with the formula that gave it."""
+
+    key: str
+    value: str
+    formula: str
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value}   ({self.formula})"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A job as it runs on `world_size` ranks. `steps` is None until the data of a run in epochs is known."""
+
+    job: Job
+    host: Host
+    spec: ModelSpec
+    layout: Layout
+    batch: BatchPlan
+    ddp: DdpConfig
+    precision: str
+    compile: bool
+    steps: int | None
+    memory: RankMemory
+    memory_available_bytes: int
+    derivations: tuple[Derivation, ...]
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch.global_batch * self.job.data.sequence_length
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total_bytes <= self.memory_available_bytes
+
+
+def resolve_job(job: Job, world_size: int, host: Host, train_samples: int | None = None) -> Resolved:
+    """Resolve every derived value.
+
+    Args:
+        job: the parsed job.
+        world_size: ranks over all nodes.
+        host: the machine under each rank.
+        train_samples: samples of one epoch, where known.
+
+    Raises:
+        JobError: the job contradicts itself or the number of ranks.
+    """
+    spec = resolve_model(job.model)
+    _check_sequence(job, spec)
+    layout = resolve_layout(job.parallel, world_size, job.is_set)
+    strategies(layout)
+    precision, why_precision = _precision(job, spec, host)
+    ddp = ddp_config(job.parallel)
+    available = _memory_per_rank(host, world_size)
+
+    def memory_of(batch: BatchPlan) -> RankMemory:
+        return rank_memory(
+            spec, layout, batch, job.optimizer, ddp,
+            sequence_length=job.data.sequence_length, precision=precision, device_kind=host.device_kind,
+        )  # fmt: skip
+
+    def largest(per_rank: int) -> tuple[int, str]:
+        return _largest_microbatch(job, host, layout, per_rank, memory_of, available)
+
+    batch = plan_batch(job.batch, layout, largest)
+    steps, why_steps = _steps(job, batch, train_samples)
+    compiled, why_compile = _compile(job, spec, host, layout, batch, steps)
+    return Resolved(
+        job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, precision=precision, compile=compiled,
+        steps=steps, memory=memory_of(batch), memory_available_bytes=available,
+        derivations=(
+            Derivation("parallel", str(layout), f"{world_size} ranks"),
+            Derivation("batch.microbatch", str(batch.microbatch), batch.reason),
+            Derivation(
+                "accumulation", str(batch.accumulation),
+                f"global_batch {batch.global_batch} / ({batch.dp} data ranks x microbatch {batch.microbatch})",
+            ),
+            Derivation("run.steps", str(steps) if steps is not None else "known with the data", why_steps),
+            Derivation("optimizer.lr", *_split(describe(job.optimizer, batch.global_batch))),
+            Derivation("parallel.precision", precision, why_precision),
+            Derivation("parallel.compile", str(compiled).lower(), why_compile),
+        ),
+    )  # fmt: skip
+
+
+def with_samples(resolved: Resolved, train_samples: int) -> Resolved:
+    """The same resolution once the number of samples is known: epochs become steps."""
+    if resolved.steps is not None:
+        return resolved
+    again = resolve_job(resolved.job, resolved.layout.world_size, resolved.host, train_samples)
+    return replace(again, compile=resolved.compile)
+
+
+def _check_sequence(job: Job, spec: ModelSpec) -> None:
+    length = job.data.sequence_length
+    if length > spec.max_sequence_length:
+        raise JobError(
+            f"{length} tokens are more than the {spec.max_sequence_length} that the model is made for",
+            key="data.sequence_length",
+            values={"sequence_length": length, "max_sequence_length": spec.max_sequence_length},
+            hint=f"Set data.sequence_length={spec.max_sequence_length}, or model.max_sequence_length={length}.",
+        )
+
+
+def _memory_per_rank(host: Host, world_size: int) -> int:
+    if host.device_kind == "cpu":
+        return host.memory_bytes // min(world_size, max(1, world_size))
+    return host.device_memory_bytes
+
+
+def _precision(job: Job, spec: ModelSpec, host: Host) -> tuple[str, str]:
+    asked = job.parallel.precision
+    if asked != "auto":
+        return asked, "set"
+    if not host.fast_bf16:
+        return "fp32", f"auto: {host.device_name} has no bf16 products of its own"
+    if host.device_kind == "cpu" and spec.dim < BF16_MIN_DIM:
+        return "fp32", f"auto: dim {spec.dim} is below {BF16_MIN_DIM}, where bf16 gains nothing on a CPU"
+    return "bf16", "auto: the device multiplies bf16 faster; weights, moments and sums stay fp32"
+
+
+def _largest_microbatch(job, host, layout, per_rank, memory_of, available):  # type: ignore[no-untyped-def]
+    sequence = job.data.sequence_length
+    target = max(1, MICROBATCH_TOKENS[host.device_kind] // sequence)
+    wanted = min(per_rank, target)
+    while wanted > 1:
+        memory = memory_of(BatchPlan(int(job.batch.global_batch), layout.dp, wanted, 1, "trial"))
+        if memory.total_bytes <= MEMORY_SHARE * available:
+            break
+        wanted -= 1
+    limit = MICROBATCH_TOKENS[host.device_kind]
+    return wanted, (
+        f"auto: largest divisor of {per_rank} sequences per rank with at most {limit} tokens "
+        f"that fits in {MEMORY_SHARE:.0%} of {format_bytes(available)}"
+    )
+
+
+def _steps(job: Job, batch: BatchPlan, train_samples: int | None) -> tuple[int | None, str]:
+    run = job.run
+    if run.tokens is not None:
+        per_step = batch.global_batch * job.data.sequence_length
+        return math.ceil(run.tokens / per_step), f"{format_count(run.tokens)} tokens / {per_step} tokens per step, rounded up"
+    if run.epochs is not None:
+        if train_samples is None:
+            return None, f"{run.epochs:g} epochs of the prepared samples / global_batch {batch.global_batch}"
+        steps = math.ceil(run.epochs * train_samples / batch.global_batch)
+        return steps, f"{run.epochs:g} epochs x {train_samples} samples / global_batch {batch.global_batch}, rounded up"
+    if run.steps is not None:
+        return int(run.steps), "set"
+    return DEFAULT_STEPS, "no length given"
+
+
+def _compile(
+    job: Job, spec: ModelSpec, host: Host, layout: Layout, batch: BatchPlan, steps: int | None
+) -> tuple[bool, str]:
+    compiler = host.compiler if host.device_kind == "cpu" else "triton"
+    if job.parallel.compile is not None:
+        if job.parallel.compile and compiler is None:
+            raise JobError(
+                "true needs a C++ compiler and none is on the path",
+                key="parallel.compile",
+                hint="Install g++ (Debian: apt-get install g++), or set parallel.compile=false.",
+            )
+        return job.parallel.compile, "set"
+    if compiler is None:
+        return False, "auto: no C++ compiler on the path; eager (with g++ a step would be faster)"
+    if steps is None:
+        return True, "auto: a run in epochs"
+    kind = host.device_kind
+    flop = training_flop_per_token(spec, job.data.sequence_length) * batch.global_batch * job.data.sequence_length * steps
+    seconds = flop / layout.world_size / NOMINAL_FLOP_PER_SECOND[kind]
+    saved = seconds * COMPILE_GAIN[kind]
+    worth = saved > COMPILE_SECONDS[kind]
+    return worth, (
+        f"auto: about {format_seconds(seconds)} of arithmetic x {COMPILE_GAIN[kind]:.0%} saved "
+        f"{'repays' if worth else 'does not repay'} {COMPILE_SECONDS[kind]:.0f} s of compilation"
+    )
+
+
+def _split(described: str) -> tuple[str, str]:
+    value, _, formula = described.partition(" ")
+    return value, formula.strip("= ()")

@@ -1,0 +1,100 @@
+"""The resolved job as TOML: every value a number, its origin behind it, what does not apply as a comment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomlkit
+from tomlkit.items import Table
+
+from paceline.job.load import SECTIONS, Job
+from paceline.job.resolve import Resolved
+
+_LENGTHS = ("run.tokens", "run.epochs")
+
+
+def resolved_values(resolved: Resolved) -> dict[str, Any]:
+    """Every `section.key` with its final value; None where a key does not apply."""
+    values: dict[str, Any] = {}
+    for key, value in resolved.job.values():
+        values[key] = _plain(value)
+    layout = resolved.layout
+    values |= {f"parallel.{axis}": degree for axis, degree in layout.degrees().items()}
+    values |= {
+        "run.name": resolved.job.name,
+        "run.steps": resolved.steps,
+        **{key: None for key in _LENGTHS},
+        "batch.microbatch": resolved.batch.microbatch,
+        "parallel.precision": resolved.precision,
+        "parallel.compile": resolved.compile,
+        "launch.procs_per_node": layout.world_size,
+    }
+    values |= {f"model.{key}": value for key, value in _plain(msgspec.to_builtins(resolved.spec)).items() if f"model.{key}" in values}
+    if layout.dp_replicate > 1:
+        values["parallel.bucket_bytes"] = resolved.ddp.bucket_bytes
+        values["parallel.overlap"] = resolved.ddp.overlap
+        values["parallel.reduce_dtype"] = "bf16" if resolved.ddp.reduce_bf16 else {"fp64": "fp64"}.get(resolved.precision, "fp32")
+    else:
+        values |= {f"parallel.{key}": None for key in ("bucket_bytes", "overlap", "reduce_dtype")}
+    return values
+
+
+def resolved_toml(resolved: Resolved) -> str:
+    """The text of the run directory's `job.toml`."""
+    document = tomlkit.document()
+    document.add(tomlkit.comment("Resolved by paceline. Behind each value: where it came from."))
+    values = resolved_values(resolved)
+    for section in SECTIONS:
+        table = tomlkit.table()
+        for key in (k for k in values if k.startswith(f"{section}.")):
+            _add(table, key.split(".")[1], values[key], _origin(resolved.job, key, values[key]))
+        document.add(section, table)
+    return tomlkit.dumps(document)
+
+
+def write_keys(path: Path, changes: dict[str, Any]) -> None:
+    """Set `section.key` values in a job file, keeping its comments and order."""
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    for dotted, value in changes.items():
+        section, key = dotted.split(".")
+        if section not in document:
+            document.add(section, tomlkit.table())
+        document[section][key] = value  # type: ignore[index]
+    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+
+
+def _add(table: Table, name: str, value: Any, origin: str) -> None:
+    if value is None:
+        table.add(tomlkit.comment(f"{name}: does not apply"))
+        return
+    item = tomlkit.item(value)
+    item.comment(origin)
+    table.add(name, item)
+
+
+def _origin(job: Job, key: str, value: Any) -> str:
+    if not job.is_set(key):
+        held = dict(job.values())[key]
+        return "default" if _plain(held) == value else "derived"
+    return job.origin(key)
+
+
+def _plain(value: Any) -> Any:
+    """Only what TOML can hold: strings, numbers, lists and tables without None."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    if isinstance(value, msgspec.Struct):
+        return _plain(msgspec.to_builtins(value))
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items() if v is not None}
+    return str(value)

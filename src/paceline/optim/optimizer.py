@@ -1,0 +1,62 @@
+"""The optimizer over named parameters: groups by decay, fused kernels, one scale applied while stepping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from paceline.optim.config import OptimizerSection
+
+
+def decays(parameter: Tensor) -> bool:
+    """Whether weight decay applies: matrices and higher decay, norms and biases do not."""
+    return parameter.ndim >= 2
+
+
+def parameter_groups(named: Iterable[tuple[str, torch.nn.Parameter]], weight_decay: float) -> list[dict[str, object]]:
+    """Groups with and without decay; each carries the names of its parameters in order (`names`)."""
+    groups: dict[bool, dict[str, object]] = {}
+    for name, parameter in named:
+        if not parameter.requires_grad:
+            continue
+        decay = decays(parameter)
+        group = groups.setdefault(decay, {"params": [], "names": [], "weight_decay": weight_decay if decay else 0.0})
+        group["params"].append(parameter)  # type: ignore[attr-defined]
+        group["names"].append(name)  # type: ignore[attr-defined]
+    return [groups[decay] for decay in sorted(groups, reverse=True)]
+
+
+def build_optimizer(
+    optimizer: OptimizerSection, named: Iterable[tuple[str, torch.nn.Parameter]]
+) -> torch.optim.Optimizer:
+    """AdamW or SGD with fused kernels. The learning rate is set at each step."""
+    groups = parameter_groups(named, optimizer.weight_decay)
+    if optimizer.name == "adamw":
+        return torch.optim.AdamW(groups, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
+    return torch.optim.SGD(groups, lr=optimizer.lr, momentum=optimizer.momentum, fused=True)
+
+
+def apply_step(optimizer: torch.optim.Optimizer, gradient_factor: Tensor, lr: float) -> None:
+    """One update with gradients times `gradient_factor` (a scalar tensor) at learning rate `lr`.
+
+    Fused kernels divide by `grad_scale` while they read the gradient, which saves a pass over all of them; other
+    optimizers get their gradients multiplied first.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_factor", 1.0)
+    # The kernels read the scale as float32, which float64 arithmetic cannot afford.
+    if getattr(optimizer, "_step_supports_amp_scaling", False) and gradient_factor.dtype == torch.float32:
+        optimizer.grad_scale = gradient_factor.reciprocal()  # type: ignore[attr-defined]
+        optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=gradient_factor.device)  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        return
+    for group in optimizer.param_groups:
+        gradients = [p.grad for p in group["params"] if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, gradient_factor.to(gradients[0].dtype))
+    optimizer.step()

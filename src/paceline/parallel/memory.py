@@ -1,0 +1,100 @@
+"""Memory of one rank, by kind: what strategies keep, what activations need, what the process itself holds.
+
+Imports no torch. `plan` prints it, `train` records it beside the measured peak and names its parts when memory runs out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from paceline.model.flop import activation_bytes
+from paceline.model.spec import ModelSpec, parameters
+from paceline.optim.config import OptimizerSection
+from paceline.optim.cost import moments_bytes
+from paceline.parallel.batch import BatchPlan
+from paceline.parallel.ddp.config import DdpConfig
+from paceline.parallel.ddp.cost import cost
+from paceline.parallel.layout import Layout
+from paceline.parallel.strategy import Cost, ParameterSize
+from paceline.units import MiB
+
+CONTEXT_BYTES = {"cpu": 320 * MiB, "cuda": 600 * MiB}
+"""What a process holds before the model: the interpreter with torch imported (resident set of torch 2.13 on Linux), or a
+CUDA context with its libraries. Measured on one machine each; docs/log.md."""
+
+RESERVE_SHARE = {"cpu": 0.0, "cuda": 0.05}
+"""Allocator slack as a share of the activations: caching allocators round up and fragment."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes per rank at the peak of a step; gradients as kept between micro-batches."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    moments_bytes: int
+    master_bytes: int
+    gathered_bytes: int
+    activations_bytes: int
+    logits_bytes: int
+    buffers_bytes: int
+    reserve_bytes: int
+    context_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(asdict(self).values())
+
+    @property
+    def growth_bytes(self) -> int:
+        """What is added to the process after its imports."""
+        return self.total_bytes - self.context_bytes
+
+    def to_record(self) -> dict[str, int]:
+        return {**asdict(self), "total_bytes": self.total_bytes}
+
+
+def parameter_sizes(spec: ModelSpec, element_bytes: int) -> list[ParameterSize]:
+    """Trainable parameters of a catalogue model in the module's order."""
+    return [ParameterSize(p.name, p.elements, element_bytes) for p in parameters(spec)]
+
+
+def layout_cost(
+    sizes: Sequence[ParameterSize], layout: Layout, optimizer: OptimizerSection, config: DdpConfig
+) -> Cost:
+    """State bytes and collectives of the layout's strategies."""
+    elements = sum(p.elements for p in sizes)
+    width = sizes[0].element_bytes if sizes else 4
+    return cost(sizes, moments_bytes(optimizer, elements, len(sizes), width), layout, config)
+
+
+def rank_memory(
+    spec: ModelSpec,
+    layout: Layout,
+    batch: BatchPlan,
+    optimizer: OptimizerSection,
+    config: DdpConfig,
+    *,
+    sequence_length: int,
+    precision: str,
+    device_kind: str,
+) -> RankMemory:
+    """Memory of each rank for a catalogue model under a data-parallel layout."""
+    element_bytes = 8 if precision == "fp64" else 4
+    state = layout_cost(parameter_sizes(spec, element_bytes), layout, optimizer, config).state
+    compute_bytes = {"fp32": 4, "bf16": 2, "fp64": 8}[precision]
+    activations = activation_bytes(spec, batch.microbatch, sequence_length, compute_bytes)
+    reserve = RESERVE_SHARE[device_kind] * (activations.layers + activations.logits)
+    return RankMemory(
+        parameters_bytes=state.parameters,
+        gradients_bytes=state.gradients,
+        moments_bytes=state.moments,
+        master_bytes=state.master,
+        gathered_bytes=state.gathered,
+        activations_bytes=activations.layers,
+        logits_bytes=activations.logits,
+        buffers_bytes=state.buffers,
+        reserve_bytes=round(reserve),
+        context_bytes=CONTEXT_BYTES[device_kind],
+    )

@@ -1,0 +1,66 @@
+"""What a strategy states about itself: the bytes it keeps and the collectives it runs. Pure arithmetic, no torch.
+
+A strategy is a package `parallel/<name>/` with `config.py` (its axes and settings), `cost.py` (the statement below) and
+`apply.py` (the torch change). The conformance suite holds the statement against what really ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
+
+
+@dataclass(frozen=True)
+class ParameterSize:
+    """A trainable parameter as the cost model sees it, in the module's order."""
+
+    name: str
+    elements: int
+    element_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * self.element_bytes
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of one optimizer step: `count` calls that carry `size_bytes` in all on each rank."""
+
+    kind: CollectiveKind
+    axis: str
+    count: int
+    size_bytes: int
+    overlaps: Literal["backward", "forward", "nothing"]
+    purpose: str
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes that one rank keeps between two optimizer steps, by kind."""
+
+    parameters: int
+    gradients: int
+    moments: int
+    master: int = 0
+    gathered: int = 0
+    buffers: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.moments + self.master + self.gathered + self.buffers
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A strategy's statement for one optimizer step."""
+
+    state: StateBytes
+    collectives: tuple[Collective, ...]
+
+
+def total_bytes(parameters: Sequence[ParameterSize]) -> int:
+    return sum(p.size_bytes for p in parameters)

@@ -1,0 +1,57 @@
+"""Evaluation: each sample once over all ranks, one reduction at the end whatever share of the samples a rank holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.parallel.collectives import sum_over_ranks
+from paceline.train.step import Batch, Forward, Loss
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The objective over an eval set: `loss` = sum / weight over all ranks (nan where the weight is zero)."""
+
+    loss: float
+    weight: float
+
+
+def evaluate(
+    model: nn.Module,
+    forward: Forward,
+    loss: Loss,
+    batches: Iterable[Batch],
+    *,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    wait_for_all: Callable[[], None],
+) -> Evaluation:
+    """Evaluate on this rank's batches, which may be none, and agree on the result.
+
+    The number of collectives is one. Ranks may drift apart by more than a collective's timeout while they evaluate, so
+    `wait_for_all` (a barrier on the host, with a limit of its own) comes first.
+
+    Compiled blocks run eagerly here: one more graph per shape would cost more than it saves.
+    """
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), autocast():
+            for batch in batches:
+                loss_sum, weight = loss(forward(model, batch), batch)
+                total += torch.stack([loss_sum.double(), torch.as_tensor(weight, device=device).double()])
+    finally:
+        model.train(training)
+    wait_for_all()
+    loss_total, weight_total = sum_over_ranks(total.tolist(), group, device)
+    return Evaluation(loss_total / weight_total if weight_total else math.nan, weight_total)

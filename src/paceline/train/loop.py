@@ -1,0 +1,179 @@
+"""The loop over optimizer steps: batches in, records out, and the policies that stand outside a step."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.run.records import Eval, Record, Step, Window
+from paceline.telemetry.timers import StepTimers
+from paceline.train.evaluate import evaluate
+from paceline.train.session import Session
+from paceline.train.step import NOT_FINITE, Batch, StepResult
+from paceline.workers.heartbeat import beat
+
+SYNCHRONIZE_EVERY = 10
+"""On a device that runs behind the host, parts of a step are timed in every tenth step: timing them costs speed."""
+
+
+HOST = platform.node()
+
+
+class Observer(Protocol):
+    """Where records go: files, the live line, exporters. Every rank has one; those that do not write ignore steps."""
+
+    def step(self, record: Step) -> None: ...
+    def write(self, record: Record) -> None: ...
+
+
+@dataclass
+class Policy:
+    """What to do beside stepping: when to log and evaluate, and how many bad steps are borne."""
+
+    log_every: int = 10
+    eval_every: int = 0
+    stop_on_bad_step: bool = False
+    max_bad_steps: int = 5
+
+    @property
+    def bad_step_limit(self) -> int:
+        """Bad steps in a row that end the run."""
+        return 1 if self.stop_on_bad_step else self.max_bad_steps
+
+
+@dataclass
+class Outcome:
+    """What an attempt came to. `steady_seconds` are those of all steps but the first, which builds buckets and kernels."""
+
+    steps: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    tokens: int = 0
+    seconds: float = 0.0
+    steady_tokens: int = 0
+    steady_seconds: float = 0.0
+    evals: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        if self.steady_seconds:
+            return self.steady_tokens / self.steady_seconds
+        return self.tokens / self.seconds if self.seconds else None
+
+
+def train(session: Session, policy: Policy, observer: Observer, timers: StepTimers | None = None) -> Outcome:
+    """Train from `session.start_step` to `session.steps`, evaluating as the policy says and at the end.
+
+    Raises:
+        PacelineError: too many bad steps in a row.
+    """
+    timers = timers or step_timers(session)
+    outcome = Outcome(steps=session.start_step)
+    done: Step | None = None
+    bad_in_a_row = 0
+    session.model.train()
+    batches = iter(session.batches)
+    for step in range(session.start_step, session.steps):
+        timers.begin(step + 1)
+        if done is not None:
+            # Written inside the next step's time, so that what records cost is a part of a step like any other.
+            with timers.overhead("records"):
+                _record(session, policy, observer, timers, done)
+        beat(step, "waiting for data")
+        microbatches = _on_device(next(batches), session, step)
+        timers.mark("data_wait")
+        beat(step, "training step")
+        result = session.step(microbatches, session.schedule(step), timers.mark)
+        seconds, parts = timers.end()
+        done = _step_record(session, outcome, result, step, seconds, parts)
+        bad_in_a_row = bad_in_a_row + 1 if result.skipped == NOT_FINITE else 0
+        if bad_in_a_row >= policy.bad_step_limit:
+            observer.step(done)
+            raise _too_many_bad_steps(result, bad_in_a_row, policy, step)
+        if policy.eval_every and (step + 1) % policy.eval_every == 0 and step + 1 < session.steps:
+            _evaluate_all(session, observer, outcome)
+    if done is not None:
+        _record(session, policy, observer, timers, done)
+    _evaluate_all(session, observer, outcome)
+    return outcome
+
+
+def step_timers(session: Session) -> StepTimers:
+    """Timers that fit the session's device."""
+    if session.device.type == "cuda":
+        return StepTimers(lambda: torch.cuda.synchronize(session.device), SYNCHRONIZE_EVERY)
+    return StepTimers()
+
+
+def _on_device(microbatches: list[Batch], session: Session, step: int) -> list[Batch]:
+    moved = microbatches
+    if session.device.type != "cpu":
+        moved = [{key: _moved(value, session.device) for key, value in batch.items()} for batch in microbatches]
+    return [{**batch, "step": step} for batch in moved] if session.batch_needs_step else moved
+
+
+def _moved(value: object, device: torch.device) -> object:
+    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+
+
+def _step_record(
+    session: Session, outcome: Outcome, result: StepResult, step: int, seconds: float, parts: dict[str, float]
+) -> Step:
+    tokens = session.tokens_per_step
+    outcome.steps, outcome.loss, outcome.grad_norm = step + 1, result.loss, result.grad_norm
+    outcome.tokens += tokens
+    outcome.seconds += seconds
+    if step > session.start_step:
+        outcome.steady_tokens += tokens
+        outcome.steady_seconds += seconds
+    rate = tokens / seconds
+    return Step(
+        step=step + 1, loss=result.loss, grad_norm=result.grad_norm, lr=result.lr, tokens=tokens, seconds=seconds,
+        tokens_per_second=rate, mfu=session.mfu(rate), samples=(step + 1) * session.samples_per_step,
+        skipped=result.skipped is not None, parts=parts,
+    )  # fmt: skip
+
+
+def _record(session: Session, policy: Policy, observer: Observer, timers: StepTimers, done: Step) -> None:
+    observer.step(done)
+    if done.step % policy.log_every == 0 or done.step == session.steps:
+        first = (done.step - 1) // policy.log_every * policy.log_every + 1
+        observer.write(
+            Window(
+                step=done.step, first_step=max(session.start_step + 1, first), rank=session.rank, host=HOST,
+                parts=timers.window(),
+            )
+        )  # fmt: skip
+
+
+def _too_many_bad_steps(result: StepResult, bad_in_a_row: int, policy: Policy, step: int) -> PacelineError:
+    """All ranks raise alike, since the step decided on reduced values."""
+    return PacelineError(
+        f"step {step + 1}: loss {result.loss} and gradient norm {result.grad_norm} are not finite, "
+        f"{bad_in_a_row} step{'s' if bad_in_a_row > 1 else ''} in a row",
+        key="optimizer.bad_step" if policy.stop_on_bad_step else "optimizer.max_bad_steps",
+        values={"step": step + 1, "loss": str(result.loss), "grad_norm": str(result.grad_norm), "bad": bad_in_a_row},
+        hint="Lower optimizer.lr, lengthen optimizer.warmup_steps, or look at the data of this step.",
+    )
+
+
+def _evaluate_all(session: Session, observer: Observer, outcome: Outcome) -> None:
+    for name, batches in session.evals.items():
+        beat(outcome.steps, f"evaluating {name}")
+        started = time.perf_counter()
+        result = evaluate(
+            session.model, session.forward, session.loss, batches(), group=session.group, device=session.device,
+            autocast=session.autocast, wait_for_all=session.wait_for_all,
+        )  # fmt: skip
+        outcome.evals[name] = result.loss
+        if session.is_writer:
+            observer.write(
+                Eval(step=outcome.steps, name=name, loss=None if math.isnan(result.loss) else result.loss,
+                     weight=result.weight, seconds=time.perf_counter() - started)
+            )  # fmt: skip

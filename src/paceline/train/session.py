@@ -1,0 +1,72 @@
+"""What the loop needs to train any module: the step, its batches and its eval sets, made by `startup` or by a `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.train.step import Batch, Forward, Loss, TrainStep
+
+
+class Batches(Protocol):
+    """This rank's micro-batches, one list per optimizer step."""
+
+    def __iter__(self) -> Iterator[list[Batch]]: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Session:
+    """One attempt of a run on this rank.
+
+    Attributes:
+        model: the module as wrapped by the strategies.
+        step: the owner of the optimizer step.
+        batches: micro-batches of each step, from `start_step` on.
+        evals: eval sets by name; each call gives this rank's batches anew.
+        schedule: learning rate of a step (0 is the first).
+        steps: the step at which the run ends; `start_step` the one it begins after.
+        tokens_per_step, samples_per_step: over all ranks.
+        flop_per_token, peak_flop_per_second: for MFU; 0 or None where unknown. The peak is one rank's.
+        group: the ranks that share the loss; None for one rank.
+        wait_for_all: a barrier on the host for phases that drift by more than a collective may wait.
+    """
+
+    model: nn.Module
+    step: TrainStep
+    forward: Forward
+    loss: Loss
+    batches: Batches
+    evals: Mapping[str, Callable[[], Iterable[Batch]]]
+    schedule: Callable[[int], float]
+    steps: int
+    tokens_per_step: int
+    samples_per_step: int
+    device: torch.device
+    world_size: int = 1
+    rank: int = 0
+    start_step: int = 0
+    flop_per_token: float = 0.0
+    peak_flop_per_second: float | None = None
+    group: dist.ProcessGroup | None = None
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    wait_for_all: Callable[[], None] = lambda: None
+    batch_needs_step: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank writes the run's lines."""
+        return self.rank == 0
+
+    def mfu(self, tokens_per_second: float) -> float | None:
+        """Model FLOP utilisation: share of the measured matmul peak of all ranks."""
+        if not self.peak_flop_per_second or not self.flop_per_token:
+            return None
+        return tokens_per_second * self.flop_per_token / (self.peak_flop_per_second * self.world_size)

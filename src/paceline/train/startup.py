@@ -1,0 +1,141 @@
+"""From a resolved job and its data to a session: model, strategies, optimizer and batches, in a fixed order.
+
+Weights are made whole from (seed, name) on every rank, so that nothing is sent and every layout starts from the same
+ones; blocks are compiled after that, and the reducer hooks the parameters last.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.cluster.measure import matmul_peak
+from paceline.data.dataset import TokenDataset
+from paceline.data.evaluation import eval_batches
+from paceline.data.loader import Loader
+from paceline.data.prepare import PreparedData
+from paceline.errors import DataError
+from paceline.job.resolve import Resolved
+from paceline.model.flop import training_flop_per_token
+from paceline.model.init import initialise
+from paceline.model.transformer import Decoder
+from paceline.optim.optimizer import build_optimizer
+from paceline.optim.schedule import learning_rate
+from paceline.parallel.collectives import gather_objects
+from paceline.parallel.ddp.apply import BucketReducer, LocalReducer
+from paceline.parallel.ddp.config import DdpConfig
+from paceline.train.language import language_functions
+from paceline.train.session import Session
+from paceline.train.step import Batch, Reducer, TrainStep
+from paceline.workers.rendezvous import World
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+def build_session(resolved: Resolved, data: PreparedData, world: World) -> Session:
+    """The session of a language-model job on this rank.
+
+    Raises:
+        DataError: the tokenizer has more ids than the model has rows.
+    """
+    job, steps = resolved.job, resolved.steps
+    if steps is None:
+        raise ValueError("a run in epochs is resolved with its samples first")
+    _check_vocabulary(resolved, data)
+    device, group = world.device, world_group(world)
+    model = build_model(resolved, device)
+    forward, loss = language_functions(resolved.spec, job.run.seed)
+    autocast = autocast_of(resolved.precision, device)
+    optimizer = build_optimizer(job.optimizer, model.named_parameters())
+    step = TrainStep(
+        model, forward, loss, optimizer, make_reducer(model, group, resolved.ddp),
+        group=group, prescale=1.0 / resolved.tokens_per_step, clip_norm=job.optimizer.clip_norm,
+        device=device, autocast=autocast,
+    )  # fmt: skip
+    loader = Loader(
+        data.train, global_batch=resolved.batch.global_batch, microbatch=resolved.batch.microbatch,
+        dp_rank=world.rank, dp_degree=resolved.layout.dp, seed=job.run.seed, steps=steps, workers=job.data.workers,
+    )  # fmt: skip
+    return Session(
+        model=model, step=step, forward=forward, loss=loss, batches=loader,
+        evals={name: _eval_set(dataset, resolved, world, device) for name, dataset in data.evals.items()},
+        schedule=lambda at: learning_rate(job.optimizer, at, steps, resolved.batch.global_batch),
+        steps=steps, tokens_per_step=resolved.tokens_per_step, samples_per_step=resolved.batch.global_batch,
+        device=device, world_size=world.world_size, rank=world.rank, group=group, autocast=autocast,
+        flop_per_token=training_flop_per_token(resolved.spec, job.data.sequence_length),
+        peak_flop_per_second=measured_peak(resolved.precision, device, group),
+        wait_for_all=_host_barrier(world),
+        batch_needs_step=resolved.spec.dropout > 0 or resolved.spec.attention_dropout > 0,
+    )  # fmt: skip
+
+
+def build_model(resolved: Resolved, device: torch.device) -> nn.Module:
+    """The decoder with its initial weights on `device`, its blocks compiled where the job says so."""
+    with torch.device("meta"):
+        model = Decoder(resolved.spec)
+    if resolved.precision == "fp64":
+        model = model.double()
+    initialise(model, resolved.spec, resolved.job.run.seed, device)
+    if resolved.compile:
+        for block in model.blocks.values():
+            block.compile(dynamic=False)
+    return model
+
+
+def world_group(world: World) -> dist.ProcessGroup | None:
+    """The group of all ranks; None for one."""
+    return dist.group.WORLD if world.world_size > 1 else None
+
+
+def make_reducer(model: nn.Module, group: dist.ProcessGroup | None, config: DdpConfig) -> Reducer:
+    """What sums gradients over the data ranks."""
+    return LocalReducer(model.parameters()) if group is None else BucketReducer(model.parameters(), group, config)
+
+
+def autocast_of(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """The context of forward and loss: bf16 autocast, or nothing."""
+    if precision != "bf16":
+        return nullcontext
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def measured_peak(precision: str, device: torch.device, group: dist.ProcessGroup | None) -> float:
+    """Mean over the ranks of the matmul peak, measured by all of them at once as they share the host."""
+    if group is not None:
+        dist.barrier(group)
+    return float(torch.tensor(gather_objects(matmul_peak(DTYPES[precision], device), group)).mean())
+
+
+def _check_vocabulary(resolved: Resolved, data: PreparedData) -> None:
+    rows, ids = resolved.spec.vocab_size, data.tokenizer.vocabulary
+    if ids > rows:
+        raise DataError(
+            f"the tokenizer has {ids} ids and the model {rows} rows",
+            key="model.vocab_size",
+            values={"vocab_size": rows, "tokenizer": ids},
+            hint=f"Set model.vocab_size={-(-ids // 64) * 64}, or choose the tokenizer that the model was made for.",
+        )
+
+
+def _eval_set(
+    dataset: TokenDataset, resolved: Resolved, world: World, device: torch.device
+) -> Callable[[], Iterable[Batch]]:
+    def batches() -> Iterator[Batch]:
+        for batch in eval_batches(
+            dataset, microbatch=resolved.batch.microbatch, dp_rank=world.rank, dp_degree=resolved.layout.dp,
+            limit=int(resolved.job.data.eval_sequences),
+        ):  # fmt: skip
+            yield {key: torch.as_tensor(value).to(device) for key, value in batch.items()}
+
+    return batches
+
+
+def _host_barrier(world: World) -> Callable[[], None]:
+    count = itertools.count()
+    return lambda: world.host_barrier(f"evaluation-{next(count)}")

@@ -1,0 +1,149 @@
+"""One optimizer step: forward, backward, accumulation, reduction, clipping and the update, for any module.
+
+The loss is a sum and a weight. Each micro-batch's sum is scaled by a constant before its backward pass, so that low
+precision sums neither overflow nor coarsen; the true weight, summed over all micro-batches and ranks, corrects the
+gradient once, inside the factor that also clips it. With prescale c, weight W and summed gradient G of c x loss sums:
+
+    gradient of the objective = G / (c W),   factor = clip(|G| / (c W)) / (c W)
+
+Policies (skip, save, stop) stand outside: this file reports what happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.optim.clip import clip_factor, gradient_norm
+from paceline.optim.optimizer import apply_step
+from paceline.parallel.collectives import start_sum
+
+Batch = dict[str, Any]
+Forward = Callable[[nn.Module, Batch], Any]
+Loss = Callable[[Any, Batch], tuple[Tensor, Tensor]]
+Mark = Callable[[str], None]
+
+NO_LABELS, NOT_FINITE = "no labels", "not finite"
+"""Why a step was skipped: its loss weight is zero, or its loss or gradient norm is no number."""
+
+
+class Reducer(Protocol):
+    """What a strategy offers the step: gradients that are sums over all data ranks after `finish`."""
+
+    exposed_seconds: float
+
+    def begin(self, *, last: bool, first: bool) -> None: ...
+    def finish(self) -> None: ...
+    def untouched(self) -> list[nn.Parameter]: ...
+    def close(self) -> None: ...
+    def state_bytes(self) -> tuple[int, int]: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did; equal on all ranks.
+
+    `loss` is the objective: sum over all ranks and micro-batches divided by the weight over them; nan where it is zero.
+    `skipped` is None, `NO_LABELS` or `NOT_FINITE`.
+    """
+
+    loss: float
+    weight: float
+    grad_norm: float
+    lr: float
+    skipped: str | None
+
+
+class TrainStep:
+    """Owns the parts of a step; one call is one optimizer step.
+
+    Args:
+        model: the module as wrapped by the strategies.
+        forward, loss: the user's two functions; `loss` returns (sum, weight).
+        optimizer: over the parameter handles taken after wrapping.
+        reducer: sums gradients over the data ranks.
+        group: the ranks that share the loss, or None for one rank.
+        prescale: the constant c, usually 1 / (global_batch x sequence_length).
+        clip_norm: 0 turns clipping off.
+        autocast: a context for forward and loss, such as bf16 autocast.
+        device: where scalars live.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        reducer: Reducer,
+        *,
+        group: dist.ProcessGroup | None,
+        prescale: float,
+        clip_norm: float,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.model = model
+        self.forward = forward
+        self.loss = loss
+        self.optimizer = optimizer
+        self.reducer = reducer
+        self.group = group
+        self.prescale = prescale
+        self.clip_norm = clip_norm
+        self.device = device
+        self.autocast = autocast
+        self.parameters = [p for g in optimizer.param_groups for p in g["params"]]
+
+    def __call__(self, microbatches: Sequence[Batch], lr: float, mark: Mark = lambda part: None) -> StepResult:
+        """Run one optimizer step over this rank's micro-batches at learning rate `lr`.
+
+        A step whose loss weight is zero, or whose gradient norm is not finite, leaves weights and moments untouched; all
+        ranks decide alike since they decide on reduced values. `mark(part)` is called at the end of each part: forward
+        and backward once a micro-batch, then reduce_exposed and optimizer.
+        """
+        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for first, last, batch in _window(microbatches):
+            self.reducer.begin(first=first, last=last)
+            scaled = self._forward(batch, totals)
+            mark("forward")
+            if last:
+                pending = start_sum(totals, self.group)
+            scaled.backward()  # type: ignore[no-untyped-call]
+            mark("backward")
+        self.reducer.finish()
+        loss_sum, weight = pending.result().tolist()
+        mark("reduce_exposed")
+        result = self._update(loss_sum, weight, lr)
+        mark("optimizer")
+        return result
+
+    def _forward(self, batch: Batch, totals: Tensor) -> Tensor:
+        with self.autocast():
+            loss_sum, weight = self.loss(self.forward(self.model, batch), batch)
+        totals += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, device=self.device).double()])
+        return loss_sum * self.prescale
+
+    def _update(self, loss_sum: float, weight: float, lr: float) -> StepResult:
+        if weight == 0:
+            return StepResult(math.nan, 0.0, 0.0, lr, NO_LABELS)
+        loss = loss_sum / weight
+        correction = 1.0 / (self.prescale * weight)
+        norm = gradient_norm([p.grad for p in self.parameters if p.grad is not None]) * correction
+        grad_norm = float(norm)
+        if not (math.isfinite(grad_norm) and math.isfinite(loss)):
+            return StepResult(loss, weight, grad_norm, lr, NOT_FINITE)
+        apply_step(self.optimizer, clip_factor(norm, self.clip_norm) * correction, lr)
+        return StepResult(loss, weight, grad_norm, lr, None)
+
+
+def _window(microbatches: Sequence[Batch]) -> Iterator[tuple[bool, bool, Batch]]:
+    for index, batch in enumerate(microbatches):
+        yield index == 0, index == len(microbatches) - 1, batch

@@ -1,0 +1,46 @@
+# The commands of this project; CI calls these and nothing else. Each does its own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PEERS_STAMP := $(VENV)/.peers
+
+.PHONY: setup train test lint bench soak gpu-check docs
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "paceline needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $(STAMP)
+
+# Side-by-side programs that need other systems install them too.
+$(PEERS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,peers]'
+	touch $(PEERS_STAMP)
+
+train: $(STAMP)
+	$(BIN)/paceline train examples/tiny.toml checkpoint.resume=never
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m 'not gpu and not soak'
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(PEERS_STAMP)
+	$(BIN)/python -m benchmarks.run
+
+soak: $(STAMP)
+	$(BIN)/python -m pytest -m soak
+
+gpu-check: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu_check
+
+docs: $(STAMP)
+	$(BIN)/paceline job reference > docs/guide/job.md
+	$(BIN)/paceline job schema > docs/guide/job.schema.json

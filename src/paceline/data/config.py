@@ -14,7 +14,7 @@ HELD_OUT = "eval"
 """Name of the eval set that `eval_fraction` holds out of the sources."""
 
 
-class Source(Section):
+class Source(Section, frozen=True):
     """One of several sources, as a table: `{source = "code/*.py", weight = 2}`."""
 
     source: Annotated[str, Meta(description="As `data.source`: stdlib, a path, a glob, or hf:<dataset>", min_length=1)]
@@ -29,7 +29,7 @@ class Source(Section):
 SourceSpec = str | list[str | Source]
 
 
-class DataSection(Section):
+class DataSection(Section, frozen=True):
     """What is trained on and evaluated on."""
 
     source: Annotated[

@@ -119,7 +119,7 @@ def write_part(folder: Path, stem: str, tokens: npt.NDArray[Any], starts: npt.ND
     return Part(
         token_count=tokens.size,
         documents=starts.size,
-        tokens=write_file(folder / f"{stem}.tokens", memoryview(np.ascontiguousarray(tokens)).cast("B")),
+        tokens=write_file(folder / f"{stem}.tokens", np.ascontiguousarray(tokens).data.cast("B")),
         starts=write_file(folder / f"{stem}.starts", starts.astype("<i8").tobytes()),
     )
 

@@ -1,0 +1,100 @@
+"""A loader worker: `python -m paceline.data.worker FD`. Started by `prefetch`, which is the other end of the pipe.
+
+It imports no torch (unless the dataset does), so it is there in a fraction of a second. It ignores SIGINT and
+SIGTERM: the rank decides when to stop, and ends its workers by closing the pipe. Should the rank die, the pipe closes
+as well.
+
+It gets a setup and then a message for each step wanted; it answers that it is ready, then for each step that it lies
+in a buffer (or, where shared memory is full, the batches themselves), or how it failed. See `channel`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from paceline.data.channel import FAILED, MADE, READY, SENT, Channel
+from paceline.errors import PacelineError
+
+MARK = "PACELINE_LOADER_WORKER"
+_WATCH_SECONDS = 0.5
+
+
+def inside_worker() -> bool:
+    """Whether this process is a loader worker, as when it imports the user's script to find a dataset's class."""
+    return MARK in os.environ
+
+
+def main(argument: str) -> None:
+    """Serve steps until the other end closes."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    channel = Channel(socket.socket(fileno=int(argument)))
+    step = -1
+    try:
+        setup = pickle.loads(channel.wait_for().payload)
+        _leave_with(setup["parent"])
+        dataset, buffers = _open(setup)
+        channel.send(READY)
+        while True:
+            _, step, index, _ = channel.wait_for()
+            _make(channel, dataset, setup["shape"], buffers[index], step, index)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except BaseException as error:
+        _report(channel, step, error)
+
+
+def _open(setup: dict[str, Any]) -> tuple[Any, list[Any]]:
+    sys.path[:] = setup["sys_path"]
+    if setup["main"]:
+        from multiprocessing import spawn
+
+        spawn.prepare(setup["main"])
+    from paceline.data.shared import Buffer
+
+    return pickle.loads(setup["dataset"]), [Buffer(handle) for handle in setup["buffers"]]
+
+
+def _make(channel: Channel, dataset: Any, shape: Any, buffer: Any, step: int, index: int) -> None:
+    from paceline.data.collate import make_step
+
+    batches = make_step(dataset, shape, step)
+    try:
+        layout = buffer.write(batches)
+    except OSError as error:
+        channel.send(SENT, step, index, pickle.dumps((batches, str(error))))
+    else:
+        channel.send(MADE, step, index, pickle.dumps(layout))
+
+
+def _report(channel: Channel, step: int, error: BaseException) -> None:
+    record = error.to_record() if isinstance(error, PacelineError) else None
+    trace = "".join(traceback.format_exception(error))
+    try:
+        channel.send(FAILED, step, payload=pickle.dumps((trace, record)))
+    except OSError:
+        sys.exit(1)
+
+
+def _leave_with(parent: int) -> None:
+    """End this process soon after its parent, even while a sample is being made."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

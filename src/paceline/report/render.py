@@ -1,0 +1,168 @@
+"""The report as one HTML file: no network, no other file, light and dark, fit to print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from paceline.report.charts import HALF_WIDTH, Chart, Line, line_chart
+from paceline.report.ledger import LEDGER_PARTS
+from paceline.run.files import write_atomic
+from paceline.units import format_bytes, format_count, format_flop_rate, format_percent, format_seconds
+
+PART_NAMES = {
+    "compute": ("Compute", "forward and backward of the steps that count"),
+    "reduce_exposed": ("Exposed reduction", "waiting for gradients that no computation hides"),
+    "optimizer": ("Optimizer", "clipping and update"),
+    "data_wait": ("Data wait", "waiting for the next batch"),
+    "evaluation": ("Evaluation", "evaluations"),
+    "checkpoint": ("Checkpoint", "saves, as far as training stood still"),
+    "telemetry": ("Telemetry", "records, live line, exporters"),
+    "startup": ("Start-up", "from the command to the first step"),
+    "compile": ("Compilation", "what the first steps took over the usual"),
+    "restart": ("Restart", "from the last sign of a broken attempt to the next"),
+    "idle": ("Idle", "pauses after an attempt that ended with a verdict"),
+    "redone": ("Redone", "steps that were lost and done again"),
+    "other": ("Other", "what no part claims"),
+    "forward": ("Forward", ""),
+    "backward": ("Backward", ""),
+}
+
+
+def render(document: Mapping[str, Any], job_text: str = "") -> str:
+    """The page of one run, from the document of `summarise`."""
+    return _page("report.html", document, run=document, charts=_charts(document), job_text=job_text)
+
+
+def render_comparison(documents: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+    """The page of several runs: their loss curves in one chart and `rows` (`label` and one text per run) as a table."""
+    lines = [
+        Line(run["name"], run["series"]["step"], run["series"]["loss"], f"series-{i % 6 + 1}")
+        for i, run in enumerate(documents)
+    ]
+    chart = line_chart("Loss", lines, y_format=_loss, y_label="nats") if lines else None
+    return _page("comparison.html", documents, runs=documents, rows=rows, chart=chart)
+
+
+def write_report(run_dir: Path, document: Mapping[str, Any], path: Path | None = None) -> Path:
+    """Write the page of a run, to `report.html` in its directory unless told otherwise; returns where it is.
+
+    Raises:
+        DiskFull: no space.
+    """
+    job_file = Path(run_dir) / "job.toml"
+    job_text = job_file.read_text(encoding="utf-8") if job_file.is_file() else ""
+    target = path or Path(run_dir) / "report.html"
+    write_atomic(target, render(document, job_text))
+    return target
+
+
+def embedded_json(document: Any) -> str:
+    """JSON that may stand in a `<script>`: no `</`, and no text that looks like an address."""
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).replace("/", "\\/").replace("<", "\\u003c")
+
+
+def _page(template: str, document: Any, **values: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("paceline.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        bytes=_or_dash(format_bytes),
+        count=_or_dash(format_count),
+        flop_rate=_or_dash(format_flop_rate),
+        loss=_or_dash(_loss),
+        percent=_or_dash(format_percent),
+        rate=_or_dash(_rate),
+        seconds=_or_dash(_signed_seconds),
+        signed_percent=_or_dash(lambda share: f"{share * 100:+.1f}%"),
+        value=_value,
+    )
+    environment.globals.update(part_names=PART_NAMES, ledger_parts=LEDGER_PARTS)
+    return environment.get_template(template).render(data=embedded_json(document), **values)
+
+
+def _charts(run: Mapping[str, Any]) -> list[Chart]:
+    curves, evals = run["series"], run["evals"]
+    bands = [(low - 0.5, high + 0.5, "redone") for low, high in _spans(run["redone_steps"])]
+    rules = [(a["from_step"], f"attempt {a['attempt']}") for a in run["attempts"][1:] if a["from_step"] is not None]
+    levels = []
+    if run["bigram_eval_loss"] is not None:
+        levels.append(("bigram model", run["bigram_eval_loss"], "level-reference"))
+    lines = [Line("training loss", curves["step"], curves["loss"], "series-1")]
+    if evals:
+        by_step = {e["step"]: e["loss"] for e in evals}  # of a step done again, the newest
+        xs, ys = list(by_step), list(by_step.values())
+        lines.append(Line("evaluation loss", xs, ys, "series-2", dots=True))
+    typical = [] if run["tokens_per_second"] is None else [("mean", run["tokens_per_second"], "level-reference")]
+    charts = [
+        line_chart("Loss", lines, y_format=_loss, y_label="nats", levels=levels, bands=bands, rules=rules),
+        line_chart(
+            "Throughput",
+            [Line("tokens/s", curves["step"], curves["tokens_per_second"], "series-3")],
+            y_format=_rate,
+            y_label="tokens/s",
+            from_zero=True,
+            width=HALF_WIDTH,
+            levels=typical,
+            bands=bands,
+            rules=rules,
+        ),
+        line_chart(
+            "Gradient norm",
+            [Line("gradient norm before clipping", curves["step"], curves["grad_norm"], "series-4")],
+            y_format=lambda norm: f"{norm:.3g}",
+            from_zero=True,
+            width=HALF_WIDTH,
+            bands=bands,
+            rules=rules,
+        ),
+    ]
+    return [chart for chart in charts if chart is not None]
+
+
+def _spans(steps: list[int]) -> list[tuple[int, int]]:
+    """Runs of neighbouring numbers as (first, last)."""
+    spans: list[tuple[int, int]] = []
+    for step in steps:
+        if spans and step == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], step)
+        else:
+            spans.append((step, step))
+    return spans
+
+
+def _loss(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.3g}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) < 1e6 else format_count(value)
+
+
+def _signed_seconds(seconds: float) -> str:
+    return f"-{format_seconds(-seconds)}" if seconds < 0 else format_seconds(seconds) if seconds else "0 s"
+
+
+def _or_dash(form: Any) -> Any:
+    return lambda value: "-" if value is None else form(value)
+
+
+def _value(value: Any) -> str:
+    """A value of a table: numbers readable, tables as `key value`."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_value(item)}" for key, item in value.items())
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,58 @@
+"""The `[launch]` and `[recovery]` sections: how many workers a host starts, on what, and when they count as stalled."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from paceline.config import AUTO, Section
+from paceline.units import Count, Seconds
+
+DEFAULT_STALL_SECONDS = 600.0
+COLLECTIVE_SHARE = 0.9
+"""A collective gives up before the watchdog does: it knows which one it was, the watchdog only that nothing moves."""
+
+
+class LaunchSection(Section, frozen=True):
+    """Worker processes of this host."""
+
+    procs_per_node: Annotated[
+        Annotated[Count, Meta(ge=1)] | None,
+        Meta(extra=AUTO, description="Worker processes on this host; auto: one per device, 2 without devices."),
+    ] = None
+    port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(extra=AUTO, description="TCP port where the workers meet; auto: a free one that the system gives."),
+    ] = None
+    threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(extra=AUTO, description="CPU threads per worker; auto: its share of the CPUs that this process may use."),
+    ] = None
+    affinity: Annotated[
+        Literal["auto", "none"],
+        Meta(description="auto: each worker has CPUs of its own where there are enough; none: all share all."),
+    ] = "auto"
+
+
+class RecoverySection(Section, frozen=True):
+    """When workers count as stalled."""
+
+    stall_timeout: Annotated[
+        Annotated[Seconds, Meta(gt=0)] | None,
+        Meta(extra=AUTO, description="Longest time without progress; collectives give up at 0.9 of it. auto: 10m."),
+    ] = None
+    start_timeout: Annotated[
+        Annotated[Seconds, Meta(gt=0)],
+        Meta(description="Longest time from the start of the workers until all of them have met."),
+    ] = Seconds(300.0)
+
+    @property
+    def stall_seconds(self) -> float:
+        """The watchdog's limit, in seconds."""
+        return DEFAULT_STALL_SECONDS if self.stall_timeout is None else float(self.stall_timeout)
+
+    @property
+    def collective_seconds(self) -> float:
+        """The timeout of a process group, in seconds."""
+        return COLLECTIVE_SHARE * self.stall_seconds

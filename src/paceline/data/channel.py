@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 SETUP, READY, MAKE, MADE, SENT, FAILED = range(6)
 _HEAD = struct.Struct("<Bqqq")
-_RECEIVE_BYTES = 1 << 18
+_RECEIVE_BYTES = 1 << 14  # a larger buffer would be mapped anew for every message
 
 
 class Message(NamedTuple):

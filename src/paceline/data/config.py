@@ -19,10 +19,11 @@ class Source(Section, frozen=True):
 
     source: Annotated[str, Meta(description="As `data.source`: stdlib, a path, a glob, or hf:<dataset>", min_length=1)]
     weight: Annotated[
-        float | None, Meta(description="Share of the samples, relative to the other sources' weights", gt=0)
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Share of the samples, relative to the other sources' weights"),
     ] = None
     text_key: Annotated[
-        str | None, Meta(description="Field that holds the text; `data.text_key` unless given", min_length=1)
+        str | None, Meta(description="Field that holds the text; `data.text_key` unless given")
     ] = None
 
 

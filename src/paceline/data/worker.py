@@ -10,6 +10,7 @@ in a buffer (or, where shared memory is full, the batches themselves), or how it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -37,6 +38,7 @@ def main(argument: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    _yield_to_the_rank()
     channel = Channel(socket.socket(fileno=int(argument)))
     step = -1
     try:
@@ -51,6 +53,13 @@ def main(argument: str) -> None:
         return
     except BaseException as error:
         _report(channel, step, error)
+
+
+def _yield_to_the_rank() -> None:
+    """As a batch process, so that a request does not put this worker on the core of the rank that has just sent it."""
+    if hasattr(os, "sched_setscheduler"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _open(setup: dict[str, Any]) -> tuple[Any, list[Any]]:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from paceline.model.attention_cpu import wants_wide_backward, wide_backward
 from paceline.model.dropout import AttentionDropout, drop_attention
 
 
@@ -60,6 +61,9 @@ def sdpa(
     if dropout is not None:
         return plain(q_BHLK, k_BGLK, v_BGLK, documents, scale=scale, dropout=dropout)
     grouped = q_BHLK.shape[1] != k_BGLK.shape[1]
+    if wants_wide_backward(q_BHLK):
+        bias = None if documents is None else bias_of(documents, q_BHLK)
+        return wide_backward(q_BHLK, k_BGLK, v_BGLK, bias, scale)
     if documents is None:
         return F.scaled_dot_product_attention(q_BHLK, k_BGLK, v_BGLK, is_causal=True, scale=scale, enable_gqa=grouped)
     if needs_no_mask(q_BHLK):
@@ -106,6 +110,12 @@ def mask_of(documents: Documents, batch: int, length: int) -> Tensor:
     document_BL = torch.searchsorted(documents.cumulative, tokens_T, right=True).view(batch, length)
     same_BLL = document_BL.unsqueeze(2) == document_BL.unsqueeze(1)
     return same_BLL.tril_().unsqueeze(1)
+
+
+def bias_of(documents: Documents, q_BHLK: Tensor) -> Tensor:
+    """The mask of packed documents as 0 and minus infinity, in the queries' type."""
+    mask_B1LL = mask_of(documents, q_BHLK.shape[0], q_BHLK.shape[2])
+    return torch.zeros_like(mask_B1LL, dtype=q_BHLK.dtype).masked_fill_(~mask_B1LL, float("-inf"))
 
 
 def _varlen(

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -231,10 +230,10 @@ def test_a_file_where_the_run_should_be(tmp_path: Path) -> None:
 
 
 def test_no_space_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**options: Any) -> None:
+    def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tempfile, "mkstemp", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DiskFull) as caught:
         opened(tmp_path / "tiny")
     assert str(tmp_path / "tiny") in str(caught.value)

@@ -75,6 +75,12 @@ class Run:
         return [record for record in self.records if record["kind"] == kind]
 
 
+def median(values: Iterable[float]) -> float:
+    """The middle of the values, of which there is at least one. (`statistics` costs as much as Python's start.)"""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
 def load(run_dir: Path) -> Run:
     """Read a run's records. A crashed run, a torn line or an attempt that died at once is no error."""
     torn: list[str] = []

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
-from paceline.report.attempts import Attempt, Entry, Run
+from paceline.report.attempts import Attempt, Entry, Run, median
 from paceline.run.records import PARTS
 
 _WARM_UP_STEPS = 2

@@ -21,10 +21,9 @@ A step's parts are taken per rank where every rank left a window over the step, 
 from __future__ import annotations
 
 from collections import defaultdict
-from statistics import median
 from typing import Any
 
-from paceline.report.attempts import Attempt, Entry
+from paceline.report.attempts import Attempt, Entry, median
 
 LEDGER_PARTS = (
     "compute", "reduce_exposed", "optimizer", "data_wait", "evaluation", "checkpoint", "telemetry", "startup",
@@ -73,9 +72,9 @@ def blocked_seconds(saves: list[Entry]) -> float:
 
 def saves_of(records: list[Entry]) -> list[list[Entry]]:
     """The checkpoint records, those of one save together."""
-    saves: dict[tuple[int, str], list[Entry]] = {}
+    saves: dict[tuple[int, int, str], list[Entry]] = {}
     for record in records:
-        saves.setdefault((record["step"], record["path"]), []).append(record)
+        saves.setdefault((record["attempt"], record["step"], record["path"]), []).append(record)
     return list(saves.values())
 
 

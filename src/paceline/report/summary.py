@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paceline.config import nearest
 from paceline.errors import JobError
 from paceline.report.attempts import Attempt, Entry, Run, load
 from paceline.report.attribution import predicted_measured, rank_parts, steady_steps, step_parts
@@ -181,6 +180,8 @@ def _plan(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _no_run(run_dir: Path) -> JobError:
+    from paceline.config import nearest  # loads TOML and a text matcher, which only this error needs
+
     names = [path.name for path in run_dir.parent.iterdir() if path.is_dir()] if run_dir.parent.is_dir() else []
     near = nearest(run_dir.name, names)
     hint = f"Did you mean {run_dir.parent / near}?" if near else "Give the folder of a run, such as runs/tiny."

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -172,7 +171,7 @@ class RunDirectory:
         changes = _differences(stored.values, values) if stored else []
         _refuse_other_job(path, [change for change in changes if not may_change(change.key)])
         job = StoredJob(
-            run_id=stored.run_id if stored else secrets.token_hex(4), digest=job_digest(values), values=values
+            run_id=stored.run_id if stored else os.urandom(4).hex(), digest=job_digest(values), values=values
         )
         lease_path = path / "lease.json"
         holder = read_holder(lease_path)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -88,13 +86,13 @@ def acquire(path: Path, attempt: int, *, expires_seconds: float = EXPIRES_SECOND
             raise held(path, found)
         taken = f"took over {path.parent} from pid {found.pid} on {found.host} (attempt {found.attempt}): {reason}"
     holder = Holder(
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         namespace=_namespace(),
         pid=os.getpid(),
         process_start=_process_start(os.getpid()) or "",
         attempt=max(attempt, found.attempt + 1 if found else 0),
         since=time.time(),
-        token=secrets.token_hex(8),
+        token=os.urandom(8).hex(),
     )
     write_atomic(path, msgspec.json.encode(holder))
     return Lease(path, holder, expires_seconds / 4), taken
@@ -122,7 +120,7 @@ def read_holder(path: Path) -> Holder | None:
 
 def why_dead(path: Path, holder: Holder, expires_seconds: float = EXPIRES_SECONDS) -> str | None:
     """Why the holder counts as dead; None while it lives."""
-    if (holder.host, holder.namespace) == (socket.gethostname(), _namespace()):
+    if (holder.host, holder.namespace) == (os.uname().nodename, _namespace()):
         start = _process_start(holder.pid)
         return None if start is not None and start == holder.process_start else "that process is gone"
     try:

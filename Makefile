@@ -42,5 +42,4 @@ gpu-check: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu_check
 
 docs: $(STAMP)
-	$(BIN)/paceline job reference > docs/guide/job.md
-	$(BIN)/paceline job schema > docs/guide/job.schema.json
+	$(BIN)/python -m paceline.job.reference docs/guide

@@ -9,7 +9,7 @@ from msgspec import Meta
 from paceline.config import Section
 
 
-class CheckpointSection(Section):
+class CheckpointSection(Section, frozen=True):
     """What to do with a run directory that is already there, and which changes of the job it may take."""
 
     resume: Annotated[

@@ -21,7 +21,6 @@ COMMANDS = {
     "report": "explain a run",
     "generate": "continue a text with a trained model",
     "data": "prepare or inspect the token shards",
-    "job": "the job file: its keys as a reference or as a JSON schema",
 }
 VERSION = "0.1.0"
 

@@ -63,18 +63,28 @@ class ModelSection(Section, frozen=True):
     `num_heads` and `dim` where the preset does not name them."""
 
     preset: Annotated[str, Meta(description="a model of the catalogue, whose keys the ones below replace")] = "tiny"
-    num_layers: Annotated[int | None, Meta(description="transformer blocks", ge=1)] = None
-    dim: Annotated[int | None, Meta(description="width of the residual stream", ge=1)] = None
-    num_heads: Annotated[int | None, Meta(description="query heads", ge=1)] = None
-    num_kv_heads: Annotated[int | None, Meta(description="key and value heads; divides num_heads", ge=1)] = None
-    head_dim: Annotated[int | None, Meta(description="width of one head", ge=1)] = None
-    ffn_dim: Annotated[int | None, Meta(description="inner width of the feed-forward layer", ge=1)] = None
-    vocab_size: Annotated[int | None, Meta(description="rows of the embedding, padding included", ge=2)] = None
+    num_layers: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="transformer blocks")] = None
+    dim: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="width of the residual stream")] = None
+    num_heads: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="query heads")] = None
+    num_kv_heads: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="key and value heads; divides num_heads")
+    ] = None
+    head_dim: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="width of one head")] = None
+    ffn_dim: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="inner width of the feed-forward layer")] = (
+        None
+    )
+    vocab_size: Annotated[
+        Annotated[int, Meta(ge=2)] | None, Meta(description="rows of the embedding, padding included")
+    ] = None
     tie_embeddings: Annotated[bool | None, Meta(description="output head uses the embedding's weight")] = None
-    rope_theta: Annotated[float | None, Meta(description="base of the rotary frequencies", gt=1.0)] = None
+    rope_theta: Annotated[Annotated[float, Meta(gt=1.0)] | None, Meta(description="base of the rotary frequencies")] = (
+        None
+    )
     rope_scaling: Annotated[RopeScaling | None, Meta(description="stretching of the rotary frequencies")] = None
     norm: Annotated[Literal["rmsnorm", "layernorm"] | None, Meta(description="normalisation before each branch")] = None
-    norm_eps: Annotated[float | None, Meta(description="added to the variance before the root", gt=0.0)] = None
+    norm_eps: Annotated[
+        Annotated[float, Meta(gt=0.0)] | None, Meta(description="added to the variance before the root")
+    ] = None
     mlp: Annotated[Literal["swiglu", "gelu"] | None, Meta(description="feed-forward layer: gated, or plain")] = None
     positions: Annotated[
         Literal["rope", "learned"] | None, Meta(description="rotary positions, or a learned table")
@@ -83,9 +93,13 @@ class ModelSection(Section, frozen=True):
     qkv_bias: Annotated[bool | None, Meta(description="bias on the query, key and value layers")] = None
     bias: Annotated[bool | None, Meta(description="bias on every linear layer and norm but the head (GPT-2)")] = None
     dropout: Annotated[
-        float | None, Meta(description="share of each branch's output that is dropped in training", ge=0.0, lt=1.0)
+        Annotated[float, Meta(ge=0.0, lt=1.0)] | None,
+        Meta(description="share of each branch's output that is dropped in training"),
     ] = None
     attention_dropout: Annotated[
-        float | None, Meta(description="share of attention weights that is dropped in training", ge=0.0, lt=1.0)
+        Annotated[float, Meta(ge=0.0, lt=1.0)] | None,
+        Meta(description="share of attention weights that is dropped in training"),
     ] = None
-    max_sequence_length: Annotated[int | None, Meta(description="longest sequence the model takes", ge=1)] = None
+    max_sequence_length: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="longest sequence the model takes")
+    ] = None

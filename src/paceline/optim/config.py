@@ -12,7 +12,7 @@ from paceline.units import Count
 NonNegative = Annotated[float, Meta(ge=0)]
 
 
-class OptimizerSection(Section):
+class OptimizerSection(Section, frozen=True):
     """Optimizer, schedule, clipping and the rule for bad steps."""
 
     name: Annotated[Literal["adamw", "sgd"], Meta(description="The update rule.")] = "adamw"

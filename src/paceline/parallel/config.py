@@ -12,7 +12,7 @@ from paceline.units import Bytes, Count
 Degree = Annotated[int, Meta(ge=-1)]
 
 
-class ParallelSection(Section):
+class ParallelSection(Section, frozen=True):
     """Degrees of the mesh axes, precision of the arithmetic and of the reduction, compilation."""
 
     dp_replicate: Annotated[Degree, Meta(description="Replicas of the model; -1 is what the other axes leave.")] = -1
@@ -48,7 +48,7 @@ class ParallelSection(Section):
     ] = None
 
 
-class BatchSection(Section):
+class BatchSection(Section, frozen=True):
     """The global batch is the fixed quantity; micro-batch and accumulation follow from it."""
 
     global_batch: Annotated[Count, Meta(description="Sequences (samples) per optimizer step, over all ranks.")] = Count(24)

@@ -18,7 +18,7 @@ class LaunchSection(Section, frozen=True):
     """Worker processes of this host."""
 
     procs_per_node: Annotated[
-        Annotated[Count, Meta(ge=1)] | None,
+        Count | None,
         Meta(extra=AUTO, description="Worker processes on this host; auto: one per device, 2 without devices."),
     ] = None
     port: Annotated[
@@ -34,18 +34,28 @@ class LaunchSection(Section, frozen=True):
         Meta(description="auto: each worker has CPUs of its own where there are enough; none: all share all."),
     ] = "auto"
 
+    def __post_init__(self) -> None:
+        if self.procs_per_node is not None and self.procs_per_node < 1:
+            raise ValueError(f"procs_per_node = {self.procs_per_node} starts nothing; give 1 or more")
+
 
 class RecoverySection(Section, frozen=True):
     """When workers count as stalled."""
 
     stall_timeout: Annotated[
-        Annotated[Seconds, Meta(gt=0)] | None,
+        Seconds | None,
         Meta(extra=AUTO, description="Longest time without progress; collectives give up at 0.9 of it. auto: 10m."),
     ] = None
     start_timeout: Annotated[
-        Annotated[Seconds, Meta(gt=0)],
+        Seconds,
         Meta(description="Longest time from the start of the workers until all of them have met."),
     ] = Seconds(300.0)
+
+    def __post_init__(self) -> None:
+        for name in ("stall_timeout", "start_timeout"):
+            seconds = getattr(self, name)
+            if seconds is not None and seconds <= 0:
+                raise ValueError(f"{name} = {seconds:g}s is over before anything began; give more than 0s")
 
     @property
     def stall_seconds(self) -> float:

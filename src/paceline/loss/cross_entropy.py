@@ -45,7 +45,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         labels_N1 = labels_N.unsqueeze(1).where(kept_N1, 0)
         log_likelihoods = [
             F.log_softmax(_wide(logits), dim=-1).gather(1, labels)
-            for logits, labels in zip(logits_NV.split(rows), labels_N1.split(rows), strict=True)
+            for logits, labels in zip(torch.split(logits_NV, rows), torch.split(labels_N1, rows), strict=True)
         ]
         ctx.save_for_backward(logits_NV, labels_N1, kept_N1)
         ctx.rows = rows

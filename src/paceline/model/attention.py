@@ -25,12 +25,13 @@ class Documents(NamedTuple):
     cumulative: int32, from 0 to B x L, where each document begins in the flattened batch, and its end; a border at
         every sequence's end. Empty documents are allowed, so that the tensor may be padded to a fixed length.
     max_length: of one document, in tokens (an upper bound will do).
-    mask_B1LL: which query (second last) sees which key, filled in once a forward for kernels that need it.
+    bias_B1LL: 0 where a query (second last dim) sees a key, else minus infinity, in the type of the queries; filled in
+        once a forward for kernels that need it.
     """
 
     cumulative: Tensor
     max_length: int
-    mask_B1LL: Tensor | None = None
+    bias_B1LL: Tensor | None = None
 
 
 class Attention(Protocol):
@@ -62,14 +63,14 @@ def sdpa(
         return plain(q_BHLK, k_BGLK, v_BGLK, documents, scale=scale, dropout=dropout)
     grouped = q_BHLK.shape[1] != k_BGLK.shape[1]
     if wants_wide_backward(q_BHLK):
-        bias = None if documents is None else bias_of(documents, q_BHLK)
+        bias = None if documents is None else bias_of(documents, q_BHLK.shape[0], q_BHLK.shape[2], q_BHLK.dtype)
         return wide_backward(q_BHLK, k_BGLK, v_BGLK, bias, scale)
     if documents is None:
         return F.scaled_dot_product_attention(q_BHLK, k_BGLK, v_BGLK, is_causal=True, scale=scale, enable_gqa=grouped)
-    if needs_no_mask(q_BHLK):
+    if takes_lengths(q_BHLK.device, q_BHLK.dtype):
         return _varlen(q_BHLK, k_BGLK, v_BGLK, documents, scale, grouped)
-    mask_B1LL = mask_of(documents, q_BHLK.shape[0], q_BHLK.shape[2])
-    return F.scaled_dot_product_attention(q_BHLK, k_BGLK, v_BGLK, attn_mask=mask_B1LL, scale=scale, enable_gqa=grouped)
+    bias = bias_of(documents, q_BHLK.shape[0], q_BHLK.shape[2], q_BHLK.dtype)
+    return F.scaled_dot_product_attention(q_BHLK, k_BGLK, v_BGLK, attn_mask=bias, scale=scale, enable_gqa=grouped)
 
 
 def plain(
@@ -86,36 +87,31 @@ def plain(
     groups = heads // k_BGLK.shape[1]
     k_BHLK, v_BHLK = k_BGLK.repeat_interleave(groups, dim=1), v_BGLK.repeat_interleave(groups, dim=1)
     scores_BHLL = (q_BHLK * scale) @ k_BHLK.transpose(-1, -2)
-    if documents is None:
-        mask = torch.ones(length, length, dtype=torch.bool, device=q_BHLK.device).tril()
-    else:
-        mask = mask_of(documents, batch, length)
     scores_BHLL = scores_BHLL.to(torch.promote_types(scores_BHLL.dtype, torch.float32))
-    weights_BHLL = scores_BHLL.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+    if documents is None:
+        later_LL = torch.ones(length, length, dtype=torch.bool, device=q_BHLK.device).triu(1)
+        scores_BHLL = scores_BHLL.masked_fill(later_LL, float("-inf"))
+    else:
+        scores_BHLL = scores_BHLL + bias_of(documents, batch, length, q_BHLK.dtype)
+    weights_BHLL = scores_BHLL.softmax(dim=-1)
     if dropout is not None:
         weights_BHLL = drop_attention(weights_BHLL, dropout)
     return weights_BHLL.to(v_BHLK.dtype) @ v_BHLK
 
 
-def needs_no_mask(x: Tensor) -> bool:
-    """Whether packed documents go to the variable-length kernel (CUDA, 16-bit), which needs no mask."""
-    return x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
+def takes_lengths(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether packed documents go to the variable-length kernel (CUDA, 16-bit), which needs no bias."""
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
 
-def mask_of(documents: Documents, batch: int, length: int) -> Tensor:
-    """The (B, 1, L, L) mask of packed documents: true where the key is of the same document and not later."""
-    if documents.mask_B1LL is not None:
-        return documents.mask_B1LL
+def bias_of(documents: Documents, batch: int, length: int, dtype: torch.dtype) -> Tensor:
+    """The (B, 1, L, L) bias of packed documents: 0 where the key is of the same document and not later."""
+    if documents.bias_B1LL is not None:
+        return documents.bias_B1LL
     tokens_T = torch.arange(batch * length, device=documents.cumulative.device, dtype=documents.cumulative.dtype)
     document_BL = torch.searchsorted(documents.cumulative, tokens_T, right=True).view(batch, length)
-    same_BLL = document_BL.unsqueeze(2) == document_BL.unsqueeze(1)
-    return same_BLL.tril_().unsqueeze(1)
-
-
-def bias_of(documents: Documents, q_BHLK: Tensor) -> Tensor:
-    """The mask of packed documents as 0 and minus infinity, in the queries' type."""
-    mask_B1LL = mask_of(documents, q_BHLK.shape[0], q_BHLK.shape[2])
-    return torch.zeros_like(mask_B1LL, dtype=q_BHLK.dtype).masked_fill_(~mask_B1LL, float("-inf"))
+    seen_BLL = (document_BL.unsqueeze(2) == document_BL.unsqueeze(1)).tril_()
+    return torch.zeros_like(seen_BLL, dtype=dtype).masked_fill_(~seen_BLL, float("-inf")).unsqueeze(1)
 
 
 def _varlen(

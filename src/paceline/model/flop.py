@@ -63,17 +63,19 @@ def hardware_flop_per_token(
 class ActivationBytes(NamedTuple):
     """What a forward keeps for its backward, in bytes, parameters left out.
 
-    per_layer: of one block, its input counted, its 16-bit weight copies not.
+    block_input: the residual stream before one block, all that full recomputation keeps of it.
+    per_layer: of one block, its input counted.
     layers: of all blocks.
-    embedding: token numbers, and what stands between the lookup and the first block.
+    tables: token numbers, rotary tables, the mask of packed documents where a kernel needs one.
     head: the last norm and the output head's input.
-    logits_and_loss: logits and what the loss keeps, its gradient not yet counted.
-    weight_copies: 16-bit copies of fp32 weights that autocast makes once a forward.
+    logits_and_loss: what the loss keeps. Its backward holds the logits' gradient beside it for a moment.
+    weight_copies: 16-bit copies of wider weights, made once a forward by autocast.
     """
 
+    block_input: int
     per_layer: int
     layers: int
-    embedding: int
+    tables: int
     head: int
     logits_and_loss: int
     weight_copies: int
@@ -81,4 +83,72 @@ class ActivationBytes(NamedTuple):
     @property
     def total(self) -> int:
         """All parts together."""
-        return self.layers + self.embedding + self.head + self.logits_and_loss + self.weight_copies
+        return self.layers + self.tables + self.head + self.logits_and_loss + self.weight_copies
+
+
+def activation_bytes(
+    spec: ModelSpec,
+    microbatch: int,
+    sequence_length: int,
+    dtype_bytes: int,
+    *,
+    residual_bytes: int = 4,
+    loss_chunk_bytes: int = 2**20,
+    masked_documents: bool = False,
+) -> ActivationBytes:
+    """Bytes that the eager decoder and its loss keep between a forward and its backward in training.
+
+    Args:
+        dtype_bytes: of the matrix products: 2 under bf16 autocast, 4 in fp32, 8 in float64.
+        residual_bytes: of the weights and the residual stream; at least `dtype_bytes`.
+        loss_chunk_bytes: the loss keeps its logits as they are where their float32 form is larger, and a float32
+            log-softmax where it is not (`loss.cross_entropy`).
+        masked_documents: packed documents on a device whose kernel takes a mask.
+    """
+    tokens = microbatch * sequence_length
+    per_layer = tokens * _block_bytes_per_token(spec, dtype_bytes, residual_bytes)
+    if spec.attention_dropout:
+        per_layer += _written_out_attention_bytes(spec, microbatch, sequence_length, dtype_bytes)
+    table_bytes = max(residual_bytes, 4)
+    tables = 8 * tokens + (8 * sequence_length if spec.positions == "learned" else 0)
+    tables += 2 * table_bytes * sequence_length * spec.head_dim if spec.positions == "rope" else 0
+    tables += dtype_bytes * tokens * sequence_length if masked_documents else 0
+    chunked = tokens * spec.vocab_size * 4 > loss_chunk_bytes
+    logit_bytes = dtype_bytes if chunked else max(dtype_bytes, 4)
+    return ActivationBytes(
+        block_input=tokens * spec.dim * residual_bytes,
+        per_layer=per_layer,
+        layers=per_layer * spec.num_layers,
+        tables=tables,
+        head=tokens * (_norm_bytes_per_token(spec, residual_bytes) + spec.dim * dtype_bytes),
+        logits_and_loss=tokens * (spec.vocab_size * logit_bytes + 8),
+        weight_copies=dtype_bytes * matmul_parameter_count(spec) if dtype_bytes < residual_bytes else 0,
+    )
+
+
+def _block_bytes_per_token(spec: ModelSpec, dtype_bytes: int, residual_bytes: int) -> int:
+    query_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    norms = 2 * _norm_bytes_per_token(spec, residual_bytes)
+    if spec.qk_norm:
+        norms += residual_bytes * (query_dim + kv_dim + spec.num_heads + spec.num_kv_heads)
+    # Input of the three layers; queries, keys, values; attention's output.
+    attention = dtype_bytes * (spec.dim + 2 * query_dim + 2 * kv_dim)
+    # A log-sum-exp a head; without the fused kernel, see `_written_out_attention_bytes`.
+    attention += 0 if spec.attention_dropout else max(dtype_bytes, 4) * spec.num_heads
+    # Input; gate, its silu, up and their product; or up and its gelu.
+    mlp = dtype_bytes * (spec.dim + (4 if spec.mlp == "swiglu" else 2) * spec.ffn_dim)
+    # A byte for each number of both branches: kept or not.
+    return norms + attention + mlp + (2 * spec.dim if spec.dropout else 0)
+
+
+def _norm_bytes_per_token(spec: ModelSpec, residual_bytes: int) -> int:
+    """The norm's input and its statistics: one number for RMSNorm, two for layer norm."""
+    return residual_bytes * (spec.dim + (2 if spec.norm == "layernorm" else 1))
+
+
+def _written_out_attention_bytes(spec: ModelSpec, microbatch: int, sequence_length: int, dtype_bytes: int) -> int:
+    """Attention with dropout is not fused: softmax in fp32, a byte of mask, and the weights after both, all L x L; the
+    causal mask; and keys and values repeated to as many heads as the queries have."""
+    weights = microbatch * spec.num_heads * sequence_length**2 * (max(dtype_bytes, 4) + 1 + dtype_bytes)
+    repeated = 2 * (spec.num_heads - spec.num_kv_heads) * spec.head_dim * dtype_bytes
+    return weights + sequence_length**2 + microbatch * sequence_length * repeated

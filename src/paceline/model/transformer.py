@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import JobError
-from paceline.model.attention import Attention, Documents, mask_of, needs_no_mask, sdpa
+from paceline.model.attention import Attention, Documents, bias_of, sdpa, takes_lengths
 from paceline.model.dropout import (
     ATTENTION,
     ATTENTION_OUTPUT,
@@ -185,7 +185,7 @@ class Decoder(nn.Module):
         if self.position_embedding is not None:
             x_BLD = x_BLD + self.position_embedding(positions_BL)
         rotary = rotary_table(self.spec, positions_BL, x_BLD.dtype) if self.spec.positions == "rope" else None
-        documents = self._with_mask(documents, x_BLD)
+        documents = self._with_bias(documents, x_BLD)
         keys = self._block_keys(dropout_key)
         for name, block in self.blocks.items():
             dropped = None if keys is None else BlockDropout(keys[int(name)], positions_BL)
@@ -200,14 +200,15 @@ class Decoder(nn.Module):
             assert isinstance(block, Block)
             block.attention.attend = attention
 
-    def _with_mask(self, documents: Documents | None, x_BLD: Tensor) -> Documents | None:
-        """The mask of torch's masked kernels, made once for all blocks where the default attention will want it."""
+    def _with_bias(self, documents: Documents | None, x_BLD: Tensor) -> Documents | None:
+        """The bias of torch's masked kernels, made once for all blocks where the default attention will want it."""
         first = next(iter(self.blocks.values()), None)
         if documents is None or not isinstance(first, Block) or first.attention.attend is not sdpa:
             return documents
-        if needs_no_mask(for_matmul(x_BLD[:0])) and not (self.training and self.spec.attention_dropout):
+        dtype = matmul_dtype(x_BLD)
+        if takes_lengths(x_BLD.device, dtype) and not (self.training and self.spec.attention_dropout):
             return documents
-        return documents._replace(mask_B1LL=mask_of(documents, x_BLD.shape[0], x_BLD.shape[1]))
+        return documents._replace(bias_B1LL=bias_of(documents, x_BLD.shape[0], x_BLD.shape[1], dtype))
 
     def _block_keys(self, key: DropoutKey | None) -> Tensor | None:
         if not self.training or (self.spec.dropout == 0 and self.spec.attention_dropout == 0):
@@ -227,8 +228,13 @@ class Decoder(nn.Module):
 
 
 def for_matmul(x: Tensor) -> Tensor:
-    """x in autocast's type where autocast is on: one cast, where each of several layers would make its own."""
+    """x in the type of matrix products: one cast, where each of several layers under autocast would make its own."""
+    return x.to(matmul_dtype(x))
+
+
+def matmul_dtype(x: Tensor) -> torch.dtype:
+    """The type in which a linear layer would multiply x: autocast's where that is on, else x's own."""
     kind = x.device.type
     if x.dtype == torch.float32 and kind != "meta" and torch.is_autocast_enabled(kind):
-        return x.to(torch.get_autocast_dtype(kind))
-    return x
+        return torch.get_autocast_dtype(kind)
+    return x.dtype

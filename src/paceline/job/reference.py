@@ -41,17 +41,14 @@ def reference() -> str:
 
 def schema() -> dict[str, Any]:
     """A JSON schema of the job file, as editors read it."""
-    schemas, definitions = msgspec.json.schema_components(
-        SECTIONS.values(), schema_hook=lambda kind: _UNIT_SCHEMAS[kind], ref_template="#/$defs/{name}"
-    )
-    for definition in definitions.values():
-        _allow_auto(definition)
+    definitions: dict[str, Any] = {}
+    tables = {name: _table_schema(section, definitions) for name, section in SECTIONS.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "paceline job",
         "type": "object",
         "additionalProperties": False,
-        "properties": {"extends": {"type": "string"}, **dict(zip(SECTIONS, schemas, strict=True))},
+        "properties": {"extends": {"type": "string"}, **tables},
         "$defs": definitions,
     }
 
@@ -62,12 +59,22 @@ def write(folder: Path) -> None:
     (folder / SCHEMA_FILE).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
 
 
-def _allow_auto(definition: dict[str, Any]) -> None:
-    """Where null means "to be derived", the file says auto; TOML has no null."""
-    for field in definition.get("properties", {}).values():
-        options = field.get("anyOf", [])
-        if {"type": "null"} in options:
-            field["anyOf"] = [o for o in options if o != {"type": "null"}] + [{"const": "auto"}]
+def _table_schema(section: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
+    # Field by field: msgspec cannot write a default of a type with units.
+    fields = {}
+    for field in msgspec.structs.fields(section):
+        found = msgspec.json.schema(field.type, schema_hook=lambda kind: _UNIT_SCHEMAS[kind])
+        definitions.update(found.pop("$defs", {}))
+        fields[field.encode_name] = _without_null(found)
+    return {"type": "object", "description": _first_line(section), "additionalProperties": False, "properties": fields}
+
+
+def _without_null(found: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null: where it means "to be derived" the file says auto, elsewhere the key is left out."""
+    options = found.get("anyOf", [])
+    if {"type": "null"} in options:
+        found["anyOf"] = [o for o in options if o != {"type": "null"}] + [{"const": "auto"}]
+    return found
 
 
 def _row(field: msgspec.structs.FieldInfo) -> str:

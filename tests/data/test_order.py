@@ -111,5 +111,5 @@ def test_eval_samples_are_spread_and_each_rank_has_its_own(limit: int | None) ->
     assert chosen.size == min(21, limit or 21) and len(set(chosen.tolist())) == chosen.size
     for degree in (1, 2, 3, 4):
         parts = [chosen[eval_slice(chosen.size, r, degree)].tolist() for r in range(degree)]
-        assert sorted(sum(parts, [])) == chosen.tolist()
+        assert sorted(i for part in parts for i in part) == chosen.tolist()
         assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -47,14 +47,13 @@ def test_folder_and_glob_are_read_in_sorted_order(tmp_path: Path) -> None:
 
 def test_jsonl_and_parquet_give_the_field_that_is_named(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
+    parquet = pytest.importorskip("pyarrow.parquet")
     rows = [{"body": "one", "id": 1}, {"body": "", "id": 2}, {"body": "two", "id": 3}]
     (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
     assert texts(tmp_path / "d.jsonl", "body") == texts(tmp_path / "d.parquet", "body") == ["one", "two"]
     for name in ("d.jsonl", "d.parquet"):
-        with pytest.raises(DataError, match="no field 'bodi'.*body, id") as error:
+        with pytest.raises(DataError, match=r"no field 'bodi'.*body, id") as error:
             texts(tmp_path / name, "bodi")
         assert error.value.hint == "Set data.text_key = body." and error.value.exit_code == 78
 

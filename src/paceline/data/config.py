@@ -22,9 +22,7 @@ class Source(Section, frozen=True):
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="Share of the samples, relative to the other sources' weights"),
     ] = None
-    text_key: Annotated[
-        str | None, Meta(description="Field that holds the text; `data.text_key` unless given")
-    ] = None
+    text_key: Annotated[str | None, Meta(description="Field that holds the text; `data.text_key` unless given")] = None
 
 
 SourceSpec = str | list[str | Source]

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from paceline.data.shared import Buffer, Layout, copied, new_buffer_file
 from paceline.data.worker import MARK
 from paceline.errors import DataError, WorkerFailed, from_record
 
-_END_SECONDS = 2.0
+_END_SECONDS = 1.0
 _HINTS = {
     signal.SIGBUS: "A bus error: a file that it maps was cut, or shared memory is full. Look at df -h /dev/shm.",
     signal.SIGKILL: "Killed from outside, often for want of memory: look at dmesg, or lower data.workers.",
@@ -121,9 +122,10 @@ class Prefetcher:
         """End the workers. Batches that were given out stay valid."""
         for worker in self._workers:
             worker.channel.close()
+        deadline = time.monotonic() + _END_SECONDS
         for worker in self._workers:
             try:
-                worker.process.wait(_END_SECONDS)
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()

@@ -14,6 +14,9 @@ from typing import NamedTuple
 _LAYOUT = struct.Struct("=QqddQ64sQ")
 """sequence, step, time (monotonic), silence allowed (seconds), count, phase, sequence again: unequal while written."""
 
+WAITING = -1.0
+"""As `allow_seconds`: this rank waits for others at a host barrier, so its silence says nothing."""
+
 _PHASE_BYTES = 64
 _pages: list[mmap.mmap] = []
 _sequence = 0
@@ -27,7 +30,7 @@ class Beat(NamedTuple):
     phase: str
     time: float
     allow_seconds: float
-    count: int
+    beats: int
 
 
 def open_file(path: Path) -> None:
@@ -42,7 +45,7 @@ def beat(step: int, phase: str, allow_seconds: float = 0.0) -> None:
 
     Args:
         phase: what it does, in words fit for a message: "reducing gradients".
-        allow_seconds: silence that is no stall after this beat, for long phases such as compilation.
+        allow_seconds: silence that is no stall after this beat, for long phases such as compilation; or `WAITING`.
     """
     global _sequence, _last
     _last = (step, phase)
@@ -51,12 +54,6 @@ def beat(step: int, phase: str, allow_seconds: float = 0.0) -> None:
     _sequence += 1
     phase_bytes = phase.encode()[:_PHASE_BYTES]
     _LAYOUT.pack_into(_pages[0], 0, _sequence, step, time.monotonic(), allow_seconds, _sequence, phase_bytes, _sequence)
-
-
-def again() -> None:
-    """Repeat the last beat: still there, still in the same phase, and not ahead of anyone."""
-    if _pages:
-        struct.pack_into("=d", _pages[0], 16, time.monotonic())
 
 
 def last() -> tuple[int, str]:

@@ -1,0 +1,255 @@
+"""From what is known about ended workers to the one error that the user is told: the first failure in time, by rank.
+
+A rank that failed by itself comes before one that waited in vain, and that before one that saw a connection break: the
+echoes of a failure often end sooner than the rank that caused them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from paceline.errors import Interrupted, OutOfMemory, PacelineError, Stalled, WorkerFailed
+from paceline.units import format_seconds
+from paceline.workers.heartbeat import Beat
+from paceline.workers.signals import signal_reason
+from paceline.workers.verdict import Verdict, error_of
+
+_ORDER = {"own": 0, "timeout": 1, "consequence": 2}
+_MEMORY_KINDS = ("OutOfMemoryError", "MemoryError")
+_MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory")
+
+
+class Ending(NamedTuple):
+    """How one rank ended. `returncode` is negative for a signal, None where it still ran when the group was ended."""
+
+    rank: int
+    returncode: int | None
+    monotonic: float
+    verdict: Verdict | None
+    tail: Sequence[str] = ()
+    beat: Beat | None = None
+    out_of_memory: bool = False
+    """The kernel counted a kill for memory while the group ran."""
+
+    @property
+    def failed(self) -> bool:
+        if self.verdict is not None:
+            return self.verdict.exit != 0
+        return self.returncode not in (0, None)
+
+    @property
+    def cause(self) -> str:
+        if self.verdict is None and self.returncode == -6 and any("Watchdog caught" in line for line in self.tail):
+            return "timeout"
+        return self.verdict.cause if self.verdict is not None else "own"
+
+    @property
+    def time(self) -> float:
+        return self.verdict.monotonic if self.verdict is not None else self.monotonic
+
+
+class Decision(NamedTuple):
+    """The error of a group, the rank it started at and its traceback (none for a `PacelineError`)."""
+
+    error: PacelineError
+    rank: int | None
+    traceback: str | None = None
+
+
+def first_failure(endings: Sequence[Ending]) -> Ending | None:
+    """The failure that the others follow from."""
+    failed = [ending for ending in endings if ending.failed]
+    return min(failed, key=lambda e: (_ORDER[e.cause], e.time), default=None)
+
+
+def decide(endings: Sequence[Ending], stacks: Mapping[int, str]) -> Decision | None:
+    """What to tell, or None where no rank failed.
+
+    Args:
+        stacks: Python stacks, by rank, of those that still ran at the first failure.
+    """
+    first = first_failure(endings)
+    if first is None:
+        return None
+    if first.cause != "own" and (first.verdict is None or error_of(first.verdict) is None):
+        return _waited_in_vain(first, endings, stacks)
+    if first.verdict is None:
+        return Decision(_died(first, len(endings)), first.rank)
+    error = error_of(first.verdict)
+    if error is not None:
+        return Decision(_with_rank(error, first, endings), first.rank)
+    if first.verdict.error is None:
+        return Decision(_left(first, len(endings), first.verdict.exit), first.rank)
+    return _raised(first, first.verdict, len(endings))
+
+
+def stalled(
+    seconds: float, beats: Mapping[int, Beat | None], states: Mapping[int, str], stacks: Mapping[int, str], now: float
+) -> Decision:
+    """No rank has moved for `seconds`: name the one that is furthest behind."""
+    missing = behind(beats, states)
+    told = [_place(rank, beats.get(rank), states.get(rank, "alive"), now) for rank in missing]
+    waiting = [_place(rank, beats[rank], "alive", now) for rank in sorted(beats) if rank not in missing]
+    message = f"no progress for {format_seconds(seconds)}; furthest behind: {', '.join(told)}"
+    error = Stalled(
+        message + (f"; others: {', '.join(waiting)}" if waiting else ""),
+        key="recovery.stall_timeout",
+        values={"ranks": missing, "seconds": seconds},
+        hint="The stack of the rank behind stands above. Raise recovery.stall_timeout if the work needs longer.",
+    )
+    return Decision(error, missing[0], _stack_text(missing, stacks))
+
+
+def not_started(
+    seconds: float, missing: Sequence[int], beats: Mapping[int, Beat | None], world_size: int
+) -> PacelineError:
+    """The workers did not meet in time."""
+    phases = {rank: beat.phase if (beat := beats.get(rank)) else "not running Python yet" for rank in missing}
+    told = ", ".join(f"rank {rank} ({phase})" for rank, phase in phases.items())
+    return Stalled(
+        f"{len(missing)} of {world_size} workers did not join in {format_seconds(seconds)}: {told}",
+        key="recovery.start_timeout",
+        values={"ranks": list(missing), "seconds": seconds},
+        hint="Raise recovery.start_timeout if this machine needs longer to start.",
+    )
+
+
+def interrupted(signal_number: int, killed: Sequence[int], waited: float) -> Interrupted:
+    """The user or a scheduler ended the run before anything was saved."""
+    name = "Ctrl-C" if signal_number == 2 else signal_reason(signal_number).partition(":")[0]
+    late = (
+        f"; ranks {', '.join(map(str, killed))} did not stop in {format_seconds(waited)} and were killed"
+        if killed
+        else ""
+    )
+    return Interrupted(f"interrupted by {name}; nothing was saved{late}", values={"signal": signal_number})
+
+
+def behind(beats: Mapping[int, Beat | None], states: Mapping[int, str]) -> list[int]:
+    """The ranks that hold up the others: stopped processes, else those least far, else the one silent longest."""
+    stopped = [rank for rank in sorted(beats) if states.get(rank, "alive") != "alive"]
+    if stopped:
+        return stopped
+    steps = {rank: beat.step if beat else -2 for rank, beat in beats.items()}
+    least = min(steps.values())
+    late = [rank for rank in sorted(steps) if steps[rank] == least]
+    if len(late) < len(steps):
+        return late
+    return [min(late, key=lambda rank: beat.time if (beat := beats[rank]) else 0.0)]
+
+
+def _waited_in_vain(first: Ending, endings: Sequence[Ending], stacks: Mapping[int, str]) -> Decision:
+    """A collective timed out, or broke without a rank that failed by itself."""
+    verdict = first.verdict
+    missing = [e for e in endings if not e.failed and (e.returncode is None or e.returncode == 0)]
+    step = verdict.step if verdict is not None else first.beat.step if first.beat else -1
+    collective = (verdict.collective if verdict is not None else None) or "a collective"
+    phase = f" while {verdict.phase}" if verdict is not None and verdict.phase else ""
+    at = f"step {step}" if step >= 0 else "the start"
+    waited = [e.rank for e in endings if e not in missing]
+    message = f"{_ranks(waited)} waited in vain at {at}{phase}: {collective} did not complete"
+    if missing:
+        message += f"; {_ranks([e.rank for e in missing])} did not arrive ({'; '.join(map(_last_seen, missing))})"
+    else:
+        message += f" ({_first_line(verdict)})"
+    error = Stalled(
+        message,
+        values={"step": step, "collective": collective, "ranks": [e.rank for e in missing], "waiting": waited},
+        hint="Its stack stands above." if missing else "Look for a slow or broken link between the ranks.",
+    )
+    rank = missing[0].rank if missing else first.rank
+    text = _stack_text([e.rank for e in missing], stacks) if missing else verdict.traceback if verdict else None
+    return Decision(error, rank, text)
+
+
+def _last_seen(ending: Ending) -> str:
+    if ending.returncode == 0:
+        return f"rank {ending.rank} had ended already"
+    beat = ending.beat
+    return (
+        f"rank {ending.rank} last seen at step {beat.step} in {beat.phase!r}"
+        if beat
+        else f"rank {ending.rank} not seen"
+    )
+
+
+def _raised(first: Ending, verdict: Verdict, world_size: int) -> Decision:
+    record = verdict.error or {}
+    kind, text = str(record.get("kind")), str(record.get("message")).strip()
+    place = f" ({verdict.where})" if verdict.where else ""
+    message = f"rank {first.rank} of {world_size} raised {kind}{_at(verdict.step, verdict.phase)}: {text}{place}"
+    values = {"rank": first.rank, "host": verdict.host, "step": verdict.step, "where": verdict.where}
+    if kind in _MEMORY_KINDS or any(words in text for words in _MEMORY_WORDS):
+        return Decision(
+            OutOfMemory(message, values=values, hint="Lower batch.microbatch."), first.rank, verdict.traceback
+        )
+    return Decision(WorkerFailed(message, values=values), first.rank, verdict.traceback)
+
+
+def _died(first: Ending, world_size: int) -> PacelineError:
+    code = first.returncode or 0
+    if code > 0:
+        return _left(first, world_size, code)
+    step, phase = (first.beat.step, first.beat.phase) if first.beat else (-1, "")
+    who = f"rank {first.rank} of {world_size}"
+    values = {"rank": first.rank, "signal": -code, "step": step}
+    if code == -9 and first.out_of_memory:
+        return OutOfMemory(
+            f"{who} was killed by the kernel{_at(step, phase)}: the memory of this host or container is used up",
+            values=values,
+            hint="Lower batch.microbatch or start fewer processes.",
+        )
+    return WorkerFailed(
+        f"{who} was ended by {signal_reason(-code)}{_at(step, phase)}{_quoted(first.tail)}",
+        values=values,
+        hint="Look for it in dmesg, or lower batch.microbatch if memory is short." if code == -9 else None,
+    )
+
+
+def _left(first: Ending, world_size: int, code: int) -> PacelineError:
+    """It ended with an exit code and told no reason; a code of ours keeps its meaning."""
+    subclasses: list[type[PacelineError]] = PacelineError.__subclasses__()
+    kinds = {kind.exit_code: kind for kind in subclasses if kind.exit_code > 1}
+    return kinds.get(code, WorkerFailed)(
+        f"rank {first.rank} of {world_size} ended with exit code {code}{_quoted(first.tail)}",
+        values={"rank": first.rank, "exit": code},
+    )
+
+
+def _with_rank(error: PacelineError, first: Ending, endings: Sequence[Ending]) -> PacelineError:
+    told = [e.verdict.error.get("message") for e in endings if e.verdict is not None and e.verdict.error is not None]
+    error.values.setdefault("rank", first.rank)
+    if len(endings) > 1 and told.count(error.message) < len(endings):
+        error.message = f"rank {first.rank}: {error.message}"
+    return error
+
+
+def _place(rank: int, beat: Beat | None, state: str, now: float) -> str:
+    stopped = f", process {state}" if state != "alive" else ""
+    if beat is None:
+        return f"rank {rank} (not started{stopped})"
+    return f"rank {rank} (step {beat.step}, {beat.phase!r} since {format_seconds(now - beat.time)}{stopped})"
+
+
+def _at(step: int, phase: str) -> str:
+    return f" at step {step}" if step >= 0 else f" while {phase}" if phase else ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+
+
+def _first_line(verdict: Verdict | None) -> str:
+    message = str((verdict.error or {}).get("message", "")) if verdict is not None else ""
+    return message.strip().splitlines()[0] if message.strip() else "no reason given"
+
+
+def _stack_text(ranks: Sequence[int], stacks: Mapping[int, str]) -> str | None:
+    parts = [f"rank {rank}:\n{stacks[rank].rstrip()}\n" for rank in ranks if rank in stacks]
+    return "".join(parts) or None
+
+
+def _quoted(tail: Sequence[str]) -> str:
+    lines = [line for line in tail if line.strip()][-8:]
+    return "; it printed last:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""

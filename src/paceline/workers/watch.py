@@ -1,0 +1,283 @@
+"""Waits for a group of workers, shows what they print, and says how it ended.
+
+On the first failure the others get a moment to tell what they saw, are asked to stop, then killed: a rank that waits
+in a collective, or is stopped, never goes by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from paceline.errors import PacelineError
+from paceline.workers import decide, heartbeat, stacks, verdict
+from paceline.workers.decide import Decision, Ending
+from paceline.workers.heartbeat import Beat
+from paceline.workers.interrupts import Interrupts
+from paceline.workers.oom import oom_kills
+from paceline.workers.output import Output
+from paceline.workers.start import Worker, WorkerGroup
+from paceline.workers.verdict import Verdict
+
+SETTLE_SECONDS = 2.0
+"""Time that the other ranks have, after the first failure, to leave their own verdicts."""
+TERM_SECONDS = 2.0
+"""Time between SIGTERM and SIGKILL once the group has failed."""
+_TICK_SECONDS = 0.2
+_CHUNK = 1 << 16
+
+
+class GroupResult(NamedTuple):
+    """How a group ended. `error` is None only where every rank ended with 0; `exits` are exit codes by rank."""
+
+    exit_code: int
+    error: PacelineError | None
+    rank: int | None
+    traceback: str | None
+    verdicts: Mapping[int, Verdict]
+    exits: list[int | None]
+    seconds: float
+    signal: int | None
+
+
+def watch(
+    group: WorkerGroup,
+    *,
+    stall_seconds: float | None = 600.0,
+    start_seconds: float | None = 300.0,
+    stop_seconds: float = 10.0,
+    out: IO[str] | None = None,
+    log_dir: Path | None = None,
+) -> GroupResult:
+    """Wait until every worker has ended; none is left afterwards. The traceback, if any, is the last thing on `out`.
+
+    SIGINT and SIGTERM to this process are passed on once, as SIGTERM; a second one ends the workers at once.
+
+    Args:
+        stall_seconds: longest time in which no rank gives a sign of life; None: for ever.
+        start_seconds: longest time until all ranks have joined; None for programs that do not use `rendezvous.join`.
+        stop_seconds: time that workers have to end after a signal.
+        out: where workers' output goes; stderr unless given.
+        log_dir: also keep each rank's whole output there.
+    """
+    output = Output(out or sys.stderr, len(group.workers), log_dir)
+    with group, Interrupts() as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
+        return _Watch(group, output, pipes, interrupts, stall_seconds, start_seconds, stop_seconds).run()
+
+
+class _Pipes:
+    """Reads the workers' pipes, and wakes up when a worker ends."""
+
+    def __init__(self, group: WorkerGroup, output: Output) -> None:
+        self._output = output
+        self._selector = selectors.DefaultSelector()
+        self._pidfds: list[int] = []
+        for worker in group.workers:
+            pipe = worker.process.stdout
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, worker.rank)
+            if hasattr(os, "pidfd_open"):
+                with contextlib.suppress(OSError):
+                    self._pidfds.append(os.pidfd_open(worker.pid))
+                    self._selector.register(self._pidfds[-1], selectors.EVENT_READ, None)
+
+    def pump(self, timeout: float) -> bool:
+        """Pass on what has been printed, waiting at most `timeout` seconds; whether there was anything."""
+        fed = False
+        for key, _ in self._selector.select(timeout):
+            if key.data is None:
+                self._selector.unregister(key.fileobj)
+                continue
+            data = self._read(key.fd)
+            if data:
+                fed = True
+                self._output.feed(key.data, data)
+            elif data is not None:
+                self._selector.unregister(key.fileobj)
+        self._output.release()
+        return fed
+
+    def drain(self) -> None:
+        """Everything printed so far. A grandchild may hold a pipe open for ever, so its end is not waited for."""
+        for _ in range(1000):
+            if not self.pump(0):
+                return
+
+    def close(self) -> None:
+        self._selector.close()
+        for fd in self._pidfds:
+            os.close(fd)
+
+    @staticmethod
+    def _read(fd: int) -> bytes | None:
+        try:
+            return os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return None
+
+
+def _last_sign(beats: Iterable[Beat | None]) -> float:
+    """When the last of the ranks may last have moved; those that wait at a host barrier count only if all of them do."""
+    known = [beat for beat in beats if beat is not None]
+    working = [beat.time + beat.allow_seconds for beat in known if beat.allow_seconds != heartbeat.WAITING]
+    return max(working or [beat.time for beat in known], default=math.inf)
+
+
+class _Watch:
+    """One call of `watch`."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        output: Output,
+        pipes: _Pipes,
+        interrupts: Interrupts,
+        stall_seconds: float | None,
+        start_seconds: float | None,
+        stop_seconds: float,
+    ) -> None:
+        self.group = group
+        self.output = output
+        self.pipes = pipes
+        self.interrupts = interrupts
+        self.stall_seconds = stall_seconds
+        self.start_seconds = start_seconds
+        self.stop_seconds = stop_seconds
+        self.joined = start_seconds is None
+
+    def run(self) -> GroupResult:
+        decision: Decision | None = None
+        while live := self.group.live():
+            self.pipes.pump(_TICK_SECONDS)
+            if self.interrupts.received:
+                decision = self._interrupted()
+                break
+            if any(self._failed(worker) for worker in self.group.workers):
+                decision = self._failure()
+                break
+            if decision := self._late(live):
+                self._end(0.0)
+                break
+        else:
+            decision = self._failure() if any(self._failed(w) for w in self.group.workers) else None
+        return self._result(decision)
+
+    def _failed(self, worker: Worker) -> bool:
+        code = worker.poll()
+        if code in (0, None):
+            return False
+        told = verdict.read_verdicts(self.group.folder).get(worker.rank)
+        # Something broke in the interpreter's own shutdown, after the work was done.
+        return told is None or told.exit != 0
+
+    def _failure(self) -> Decision | None:
+        """A worker has failed: collect what all of them know, then end them."""
+        self.pipes.drain()
+        self.output.mute()
+        seen = self._stacks()
+        self._until(lambda: not self.group.live(), SETTLE_SECONDS)
+        endings = self._endings()
+        self._end(TERM_SECONDS)
+        return decide.decide(endings, seen)
+
+    def _interrupted(self) -> Decision | None:
+        number = self.interrupts.received[0]
+        live = self.group.live()
+        for worker in live:
+            worker.send(signal.SIGTERM)
+        self._say(f"paceline: stopping {len(live)} workers; once more to leave at once")
+        self._until(lambda: not self.group.live() or len(self.interrupts.received) > 1, self.stop_seconds)
+        killed = [worker.rank for worker in self.group.live()]
+        endings = self._endings()
+        self._end(0.0)
+        told = [e for e in endings if e.verdict is not None or e.returncode == 0]
+        if len(told) == len(endings) and not any(e.failed for e in told):
+            return None
+        own = decide.decide([e for e in told if e.cause == "own"], {})
+        return own or Decision(decide.interrupted(number, killed, self.stop_seconds), None)
+
+    def _late(self, live: list[Worker]) -> Decision | None:
+        """A decision where the workers do not meet, or where none of them moves."""
+        now = time.monotonic()
+        beats = {worker.rank: self._beat(worker.rank) for worker in live}
+        if not self.joined and self.start_seconds is not None:
+            missing = [rank for rank, beat in beats.items() if beat is None or beat.phase in ("importing", "joining")]
+            self.joined = not missing
+            if missing and now - self.group.started_at > self.start_seconds:
+                error = decide.not_started(self.start_seconds, missing, beats, len(self.group.workers))
+                return Decision(error, missing[0])
+            return None
+        if self.stall_seconds is None or now - _last_sign(beats.values()) < self.stall_seconds:
+            return None
+        states = {worker.rank: stacks.state(worker.pid) for worker in live}
+        return decide.stalled(self.stall_seconds, beats, states, self._stacks(), now)
+
+    def _stacks(self) -> dict[int, str]:
+        """Stacks of the ranks that run Python and have not told why they end."""
+        told = verdict.read_verdicts(self.group.folder)
+        pids = {w.rank: w.pid for w in self.group.live() if w.rank not in told and self._beat(w.rank) is not None}
+        return stacks.collect(pids, self.group.folder)
+
+    def _beat(self, rank: int) -> Beat | None:
+        return heartbeat.read(self.group.folder / f"rank-{rank}.beat")
+
+    def _endings(self) -> list[Ending]:
+        verdicts = verdict.read_verdicts(self.group.folder)
+        kills = oom_kills()
+        out_of_memory = kills is not None and self.group.oom_kills is not None and kills > self.group.oom_kills
+        return [
+            Ending(
+                rank=worker.rank,
+                returncode=worker.poll(),
+                monotonic=worker.ended_at or time.monotonic(),
+                verdict=verdicts.get(worker.rank),
+                tail=self.output.tail(worker.rank, 8),
+                beat=self._beat(worker.rank),
+                out_of_memory=out_of_memory,
+            )
+            for worker in self.group.workers
+        ]
+
+    def _end(self, grace: float) -> None:
+        """SIGTERM, then SIGKILL to those that are still there after `grace` seconds."""
+        if grace > 0:
+            for worker in self.group.live():
+                worker.send(signal.SIGTERM if stacks.state(worker.pid) == "alive" else signal.SIGKILL)
+            self._until(lambda: not self.group.live(), grace)
+        for worker in self.group.live():
+            worker.send(signal.SIGKILL)
+        for worker in self.group.workers:
+            worker.process.wait()
+
+    def _until(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition() and (left := deadline - time.monotonic()) > 0:
+            self.pipes.pump(min(_TICK_SECONDS, left))
+
+    def _result(self, decision: Decision | None) -> GroupResult:
+        self.pipes.drain()
+        self.output.close()
+        if decision is not None and decision.traceback:
+            self._say(decision.traceback.rstrip())
+        return GroupResult(
+            exit_code=0 if decision is None else decision.error.exit_code,
+            error=None if decision is None else decision.error,
+            rank=None if decision is None else decision.rank,
+            traceback=None if decision is None else decision.traceback,
+            verdicts=verdict.read_verdicts(self.group.folder),
+            exits=[worker.poll() for worker in self.group.workers],
+            seconds=time.monotonic() - self.group.started_at,
+            signal=self.interrupts.received[0] if self.interrupts.received else None,
+        )
+
+    def _say(self, text: str) -> None:
+        self.output.say(text)

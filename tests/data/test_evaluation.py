@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.data import bigram
 from paceline.data.bigram import bigram_loss
 from paceline.data.evaluation import eval_batch_count, eval_batches
 from paceline.data.order import eval_indices
@@ -61,12 +60,9 @@ def slow_bigram(train: list[int], pairs: list[tuple[int, int]], vocabulary: int)
     return loss / len(pairs)
 
 
-@pytest.mark.parametrize("dense", [True, False])
-def test_bigram_loss_is_that_of_the_formula(tmp_path: Path, dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bigram_loss_is_that_of_the_formula(tmp_path: Path) -> None:
     data = prepare(section(write_texts(tmp_path / "text"), tmp_path / "cache"), progress=silent)
     held = data.evals["eval"]
-    if not dense:
-        monkeypatch.setattr(bigram, "_DENSE_VOCABULARY", 0)
     pairs = []
     for i in eval_indices(len(held), 50).tolist():
         sample = held[i]

@@ -246,7 +246,7 @@ def test_preparing_sets_tokenizer_threads_only_where_the_user_did_not(tmp_path: 
 
 
 def test_shared_memory_is_weighed_before_the_run() -> None:  # BL-30
-    need = shared_memory_need(batch_bytes=8 * MiB, workers=2, prefetch=3, ranks=4)
+    need = shared_memory_need(batch_bytes=8 * MiB, workers=2, prefetch=2, ranks=4)
     assert need == 256 * MiB
     warning = check_shared_memory(need, 64 * MiB)
     assert warning is not None and "256 MiB" in warning and "64.0 MiB" in warning and "data.workers" in warning

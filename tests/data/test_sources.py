@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,22 @@ def test_missing_extras_say_what_to_install(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(DataError, match="datasets package") as error:
         texts("hf:wikitext")
     assert error.value.hint == "pip install 'paceline[datasets]'"
+
+
+def test_hugging_face_rows_are_read_by_name_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def load_dataset(name: str, config: str | None, split: str) -> list[dict[str, str]]:
+        asked.append((name, config, split))
+        if name == "gone":
+            raise RuntimeError("no such data set")
+        return [{"text": "one"}, {"text": "two"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    assert texts("hf:some/text") == texts("hf:some/text@small#test") == ["one", "two"]
+    assert asked == [("some/text", None, "train"), ("some/text", "small", "test")]
+    with pytest.raises(DataError, match=r"cannot load hf:gone: no such data set"):
+        texts("hf:gone")
 
 
 def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ Int64 = npt.NDArray[np.int64]
 TRAIN_TOKENS = 16_000_000
 """Tokens that the counts are taken from at most, from the start of the training stream."""
 LARGEST_VOCABULARY = 1 << 16
-_DENSE_VOCABULARY = 5000
 
 
 def bigram_loss(train: TokenDataset, evaluation: TokenDataset, limit: int | None = None) -> float | None:
@@ -37,8 +36,7 @@ def bigram_loss(train: TokenDataset, evaluation: TokenDataset, limit: int | None
     tokens = np.concatenate([s.tokens(TRAIN_TOKENS // len(train.streams)) for s in train.streams])
     follows_V = np.bincount(tokens[:-1], minlength=vocabulary)
     unigram_V = (np.bincount(tokens, minlength=vocabulary) + 1) / (tokens.size + vocabulary)
-    count = _dense if vocabulary <= _DENSE_VOCABULARY else _sparse
-    pairs_M, kinds_M = count(tokens, before_M, after_M, vocabulary)
+    pairs_M, kinds_M = _count(tokens, before_M, after_M, vocabulary)
     seen_M = follows_V[before_M]
     known_M = (pairs_M + kinds_M * unigram_V[after_M]) / np.maximum(seen_M + kinds_M, 1)
     probability_M = np.where(seen_M > 0, known_M, unigram_V[after_M])
@@ -53,24 +51,10 @@ def _pairs(evaluation: TokenDataset, limit: int | None) -> tuple[Int64, Int64]:
     return batch["tokens"].ravel()[scored], labels_M[scored]
 
 
-def _dense(tokens: npt.NDArray[Any], before_M: Int64, after_M: Int64, vocabulary: int) -> tuple[Int64, Int64]:
-    """c(a,b) and T(a) for each pair scored, through a table of V x V counts."""
-    counts_VV = np.bincount(_codes(tokens, vocabulary), minlength=vocabulary * vocabulary).reshape(
-        vocabulary, vocabulary
-    )
-    kinds_V = np.count_nonzero(counts_VV, axis=1)
-    return counts_VV[before_M, after_M], kinds_V[before_M]
-
-
-def _sparse(tokens: npt.NDArray[Any], before_M: Int64, after_M: Int64, vocabulary: int) -> tuple[Int64, Int64]:
-    """The same through the sorted list of the pairs that occur."""
-    codes, counts = np.unique(_codes(tokens, vocabulary), return_counts=True)
+def _count(tokens: npt.NDArray[Any], before_M: Int64, after_M: Int64, vocabulary: int) -> tuple[Int64, Int64]:
+    """c(a,b) and T(a) for each pair scored, through the sorted list of the pairs that occur."""
+    codes, counts = np.unique(tokens[:-1].astype(np.int64) * vocabulary + tokens[1:], return_counts=True)
     kinds_V = np.bincount(codes // vocabulary, minlength=vocabulary)
     wanted_M = before_M * vocabulary + after_M
     place_M = np.minimum(np.searchsorted(codes, wanted_M), codes.size - 1)
     return np.where(codes[place_M] == wanted_M, counts[place_M], 0), kinds_V[before_M]
-
-
-def _codes(tokens: npt.NDArray[Any], vocabulary: int) -> Int64:
-    codes: Int64 = tokens[:-1].astype(np.int64) * vocabulary + tokens[1:]
-    return codes

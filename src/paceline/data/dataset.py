@@ -2,8 +2,10 @@
 
 The stream of a set is its documents one after the other, each beginning with the separator. Sample i is tokens i*L ..
 i*L+L of that stream (L = sequence length): inputs are the first L, labels the last L, so every token but the first is
-a label exactly once. Nothing is masked: the label of a document's last token is the separator that begins the next
-one, which is how an end is learnt, and the label of a separator is the first token of its own document.
+a label exactly once. What is left at the end,
+shorter than a sample, is not read. Nothing is masked: the label of a document's last token is the separator that
+begins the next one, which is how an end is learnt, and the label of a separator is the first token of its own
+document.
 
 Legend: B samples, L tokens of a sample, K document borders.
 """

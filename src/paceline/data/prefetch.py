@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.data.channel import MADE, MAKE, READY, SENT, SETUP, Channel, Message
 from paceline.data.collate import Batch, StepShape
-from paceline.data.shared import Buffer, Layout, copied, new_buffer_file
+from paceline.data.shared import IN_USE_BUFFERS, Buffer, Layout, copied, new_buffer_file
 from paceline.data.worker import MARK
 from paceline.errors import DataError, WorkerFailed, from_record
 
@@ -86,12 +86,13 @@ class Prefetcher:
         self._last = last_step
         self._made: dict[int, _Made] = {}
         self._pending: set[int] = set()
+        self._layout: tuple[bytes, Layout] = (b"", [])  # the last one: it seldom changes
         self.notes: list[str] = []
         setup = _setup(dataset, shape)
         self._workers: list[_Worker] = []
         try:
             for number in range(workers):
-                self._workers.append(_start(number, setup, prefetch + 1, ready=not quick))
+                self._workers.append(_start(number, setup, prefetch + IN_USE_BUFFERS, ready=not quick))
         except BaseException:
             self.close()
             raise
@@ -107,13 +108,13 @@ class Prefetcher:
         Raises:
             WorkerFailed: a worker ended, or its dataset raised.
         """
-        self._collect(0)
+        self._collect(self._workers)
         self._request()
         if step not in self._pending and step not in self._made:
             self._next = max(self._next, step + 1)
             return None
         while step not in self._made:
-            self._collect(1.0)
+            self._collect([self._by_handle[handle] for handle, _ in self._poll.poll()])
             self._request()
         self._pending.discard(step)
         return self._give(self._made.pop(step))
@@ -152,10 +153,9 @@ class Prefetcher:
             self._pending.add(self._next)
             self._next += 1
 
-    def _collect(self, timeout_seconds: float) -> None:
-        """Take in what the workers have said; wait for the first word, where a time is given."""
-        for handle, _ in self._poll.poll(timeout_seconds * 1000):
-            worker = self._by_handle[handle]
+    def _collect(self, workers: list[_Worker]) -> None:
+        """Take in what the workers have said."""
+        for worker in workers:
             try:
                 messages = worker.channel.receive()
             except EOFError:
@@ -167,7 +167,9 @@ class Prefetcher:
         if message.kind == READY:
             worker.ready = True
         elif message.kind == MADE:
-            self._made[message.step] = _Made(worker, message.buffer, pickle.loads(message.payload), None)
+            if message.payload != self._layout[0]:
+                self._layout = message.payload, pickle.loads(message.payload)
+            self._made[message.step] = _Made(worker, message.buffer, self._layout[1], None)
         elif message.kind == SENT:
             batches, reason = pickle.loads(message.payload)
             self._made[message.step] = _Made(worker, message.buffer, None, batches)
@@ -245,7 +247,11 @@ def _start(number: int, setup: dict[str, Any], buffers: int, *, ready: bool) -> 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # inherited: no gap until the worker ignores them
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, env=_environment(), pass_fds=[theirs.fileno(), *handles]
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno() if _has_handle(sys.stderr) else None,  # stdout is for the command's own result
+            env=_environment(),
+            pass_fds=[theirs.fileno(), *handles],
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -254,6 +260,13 @@ def _start(number: int, setup: dict[str, Any], buffers: int, *, ready: bool) -> 
     with contextlib.suppress(OSError):  # a worker that is gone is seen at the first `take`
         worker.channel.send(SETUP, payload=pickle.dumps({**setup, "buffers": handles}))
     return worker
+
+
+def _has_handle(stream: Any) -> bool:
+    try:
+        return isinstance(stream.fileno(), int)
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 def _environment() -> dict[str, str]:

@@ -20,6 +20,8 @@ from paceline.data.collate import Batch
 from paceline.units import format_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
+IN_USE_BUFFERS = 2
+"""As a step is handed over, the caller still has the one before it."""
 _ALIGNMENT = 64
 
 Field = tuple[str, str, tuple[int, ...], int]
@@ -28,7 +30,7 @@ Layout = list[list[Field]]
 
 
 def shared_memory_need(*, batch_bytes: int, workers: int, prefetch: int, ranks: int) -> int:
-    """Bytes of shared memory of a host: each worker holds `prefetch` steps ahead and the one in use.
+    """Bytes of shared memory of a host: each worker has a buffer per step ahead and `IN_USE_BUFFERS`.
 
     Args:
         batch_bytes: of one rank's share of an optimizer step.
@@ -36,7 +38,7 @@ def shared_memory_need(*, batch_bytes: int, workers: int, prefetch: int, ranks: 
         prefetch: steps ahead per worker.
         ranks: on this host.
     """
-    return batch_bytes * workers * (prefetch + 1) * ranks if workers else 0
+    return batch_bytes * workers * (prefetch + IN_USE_BUFFERS) * ranks if workers else 0
 
 
 def free_shared_memory() -> int | None:
@@ -83,6 +85,17 @@ class _Lease(np.ndarray[Any, Any]):
             self.released()
 
 
+class _Dtypes(dict[str, np.dtype[Any]]):
+    """Each dtype parsed once."""
+
+    def __missing__(self, name: str) -> np.dtype[Any]:
+        self[name] = np.dtype(name)
+        return self[name]
+
+
+_DTYPES = _Dtypes()
+
+
 class Buffer:
     """One step's batches at a time, in a file that grows as needed."""
 
@@ -107,7 +120,10 @@ class Buffer:
         lease = np.ndarray.__new__(_Lease, (len(memory),), np.uint8, buffer=memory)
         lease.released = released
         return [
-            {name: np.ndarray(shape, dtype, buffer=lease, offset=offset) for name, dtype, shape, offset in fields}
+            {
+                name: np.ndarray(shape, _DTYPES[dtype], buffer=lease, offset=offset)
+                for name, dtype, shape, offset in fields
+            }
             for fields in layout
         ]
 

@@ -60,7 +60,9 @@ def parse_override(text: str) -> tuple[str, Setting]:
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or "." not in key:
-        raise JobError(f"{text!r} is neither a job file nor section.key=value", hint="Write, for example, run.steps=100.")
+        raise JobError(
+            f"{text!r} is neither a job file nor section.key=value", hint="Write, for example, run.steps=100."
+        )
     return key, Setting(_toml_value(raw.strip()), COMMAND_LINE)
 
 
@@ -116,7 +118,9 @@ def _construct(name: str, cls: type[S], values: dict[str, Any], settings: Settin
         return cls(**values)
     except ValueError as error:
         origins = {settings[f"{name}.{key}"].origin for key in values}
-        raise JobError(f"{error} (from {', '.join(sorted(origins)) or DEFAULT})", key=f"[{name}]", values=values) from None
+        raise JobError(
+            f"{error} (from {', '.join(sorted(origins)) or DEFAULT})", key=f"[{name}]", values=values
+        ) from None
 
 
 def _convert(value: Any, field: msgspec.structs.FieldInfo) -> Any:
@@ -176,7 +180,11 @@ def _parse_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         near = nearest(path.name, (p.name for p in path.parent.glob("*.toml"))) if path.parent.is_dir() else None
-        hint = f"Did you mean {path.parent / near}?" if near else "Give the path of a job file, such as examples/tiny.toml."
+        hint = (
+            f"Did you mean {path.parent / near}?"
+            if near
+            else "Give the path of a job file, such as examples/tiny.toml."
+        )
         raise JobError(f"no job file at {path}", values={"path": str(path)}, hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"cannot read the job file {path}: {error}", values={"path": str(path)}) from None
@@ -221,7 +229,9 @@ def _problem(key: str, setting: Setting, reason: str) -> dict[str, Any]:
 
 def _one_error(problems: list[dict[str, Any]]) -> JobError:
     first, *others = problems
-    lines = [f"{p['key']} = {p['value']!r} (from {p['origin']}): {p['reason']}. {p['hint'] or ''}".rstrip() for p in others]
+    lines = [
+        f"{p['key']} = {p['value']!r} (from {p['origin']}): {p['reason']}. {p['hint'] or ''}".rstrip() for p in others
+    ]
     message = f"{first['value']!r} (from {first['origin']}): {first['reason']}"
     return JobError(
         "\n  also ".join([message, *lines]), key=first["key"], values={"problems": problems}, hint=first["hint"]

@@ -5,6 +5,7 @@ Written by one rank after the last step, read by `generate`. Nothing in it is a 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import NoCheckpoint
-from paceline.run.files import is_no_space, disk_full
+from paceline.run.files import disk_full, is_no_space
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +29,9 @@ def step_folder(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:08d}"
 
 
-def save_weights(checkpoints: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> tuple[Path, int]:
+def save_weights(
+    checkpoints: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> tuple[Path, int]:
     """Write the weights after `step` optimizer steps; returns the folder and its bytes.
 
     The folder is written under a temporary name, synced and renamed. One that is already there stays as it is: a step's
@@ -63,7 +66,8 @@ def save_weights(checkpoints: Path, step: int, tensors: Mapping[str, Tensor], ab
         shutil.rmtree(partial, ignore_errors=True)
         # safetensors reports a full disk in words of its own.
         if (isinstance(error, OSError) and is_no_space(error)) or "No space left" in str(error):
-            raise disk_full(checkpoints, sum(t.numel() * t.element_size() for t in tensors.values()), error) from None
+            needed = sum(t.numel() * t.element_size() for t in tensors.values())
+            raise disk_full(checkpoints, needed, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) from None
         raise
     return folder, sum(f.stat().st_size for f in folder.iterdir())
 

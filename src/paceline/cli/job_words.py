@@ -1,19 +1,25 @@
-"""The job of a command's words, and the host and number of ranks that it runs on; shared by commands that weigh a job."""
+"""The job that a command's words describe; shared by the commands that run or weigh one."""
 
 from __future__ import annotations
-
-import argparse
 
 from paceline.errors import UsageError
 from paceline.job.load import Job, load_job, split_words
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
 
 def job_of(args: argparse.Namespace) -> Job:
-    """The job that JOB.toml, `section.key=value` and `--procs` describe."""
-    path, overrides = split_words(args.words)
-    procs = getattr(args, "procs", None)
-    if procs is not None:
-        if procs < 1:
-            raise UsageError(f"--procs {procs} starts nothing; give 1 or more", values={"procs": procs})
-        overrides = [*overrides, f"launch.procs_per_node={procs}"]
+    """The job of JOB.toml, `section.key=value` and `--procs`."""
+    path, overrides = split_words(worker_words(args))
     return load_job(path, overrides)
+
+
+def worker_words(args: argparse.Namespace) -> list[str]:
+    """The same words with `--procs` written as the key that it sets."""
+    if args.procs is None:
+        return list(args.words)
+    if args.procs < 1:
+        raise UsageError(f"--procs {args.procs} starts nothing; give 1 or more", values={"procs": args.procs})
+    return [*args.words, f"launch.procs_per_node={args.procs}"]

@@ -20,22 +20,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from paceline.cli.job_words import job_of
+    from paceline.cli import print_document, say
+    from paceline.cli.job_words import job_of, worker_words
     from paceline.workers.environment import is_worker
 
     job = job_of(args)
+    if is_worker() and not args.explain:
+        # By name: the supervisor must not pay for the import of torch.
+        import importlib
+
+        return int(importlib.import_module("paceline.train.worker").run_worker(job))
+    from paceline.plan.fixed import fixed_plan
+    from paceline.train.run import resolve_here, supervise
+
+    resolved = resolve_here(job)
     if args.explain:
         from paceline.cli.explain import explain
 
-        return explain(job, args)
-    if is_worker():
-        from paceline.train.worker import run_worker
-
-        return run_worker(job)
-    from paceline.cli import print_document
-    from paceline.train.run import supervise
-
-    summary = supervise(job)
+        return explain(resolved, as_json=args.json)
+    summary = supervise(job, worker_words(args), fixed_plan(resolved, "here"))
+    say(f"report: {_write_report(summary['run_dir'])}")
     if args.json:
         print_document("train", summary)
     return int(summary["exit"])
+
+
+def _write_report(run_dir: str) -> str:
+    from pathlib import Path
+
+    from paceline.report.page import write_page
+    from paceline.report.summary import summarise
+
+    path = Path(run_dir)
+    return str(write_page([path], [summarise(path)], None))

@@ -67,7 +67,9 @@ def _catalog_host(name: str, devices: int) -> Host:
             values={"device": name, "known": device_names()},
             hint=f"Did you mean {near}?" if near else f"Known devices: cpu, {', '.join(device_names())}.",
         )
-    entry = tomllib.loads((resources.files("paceline.cluster") / "catalog" / f"{name}.toml").read_text(encoding="utf-8"))
+    entry = tomllib.loads(
+        (resources.files("paceline.cluster") / "catalog" / f"{name}.toml").read_text(encoding="utf-8")
+    )
     return Host(
         name=name,
         device_kind="cuda",

@@ -98,5 +98,7 @@ def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Positional words of a command: at most one job file, the rest `section.key=value`."""
     files = [w for w in words if "=" not in w]
     if len(files) > 1:
-        raise JobError(f"one job file at a time, got {' and '.join(files)}", hint="Overrides are written section.key=value.")
+        raise JobError(
+            f"one job file at a time, got {' and '.join(files)}", hint="Overrides are written section.key=value."
+        )
     return (Path(files[0]) if files else None), [w for w in words if "=" in w]

@@ -34,7 +34,15 @@ def reference() -> str:
         "nearest one. `run.steps`, `run.tokens` and `run.epochs` replace each other, the one given last stays.",
     ]
     for name, section in SECTIONS.items():
-        lines += ["", f"## [{name}]", "", _first_line(section), "", "| key | type | default | meaning |", "|---|---|---|---|"]
+        lines += [
+            "",
+            f"## [{name}]",
+            "",
+            _first_line(section),
+            "",
+            "| key | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
         lines += [_row(field) for field in msgspec.structs.fields(section)]
     return "\n".join(lines) + "\n"
 
@@ -121,7 +129,11 @@ def _type_names(info: Any) -> list[str]:
             return ["table"]
         case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType() | msgspec.inspect.TupleType():
             return ["list"]
-    return [{"StrType": "text", "IntType": "whole number", "FloatType": "number", "BoolType": "true or false"}[type(info).__name__]]
+    return [
+        {"StrType": "text", "IntType": "whole number", "FloatType": "number", "BoolType": "true or false"}[
+            type(info).__name__
+        ]
+    ]
 
 
 def _meta(annotation: Any, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from paceline.cluster.probe import Host
@@ -74,7 +75,9 @@ class Resolved:
         return self.memory.total_bytes <= self.memory_available_bytes
 
 
-def resolve_job(job: Job, world_size: int, host: Host, train_samples: int | None = None) -> Resolved:
+def resolve_job(
+    job: Job, world_size: int, host: Host, train_samples: int | None = None, *, ranks_per_host: int | None = None
+) -> Resolved:
     """Resolve every derived value.
 
     Args:
@@ -82,6 +85,7 @@ def resolve_job(job: Job, world_size: int, host: Host, train_samples: int | None
         world_size: ranks over all nodes.
         host: the machine under each rank.
         train_samples: samples of one epoch, where known.
+        ranks_per_host: ranks that share a host's memory where they run on its processor; all of them unless given.
 
     Raises:
         JobError: the job contradicts itself or the number of ranks.
@@ -92,7 +96,7 @@ def resolve_job(job: Job, world_size: int, host: Host, train_samples: int | None
     strategies(layout)
     precision, why_precision = _precision(job, spec, host)
     ddp = ddp_config(job.parallel)
-    available = _memory_per_rank(host, world_size)
+    available = _memory_per_rank(host, ranks_per_host or world_size)
 
     def memory_of(batch: BatchPlan) -> RankMemory:
         return rank_memory(
@@ -129,7 +133,7 @@ def with_samples(resolved: Resolved, train_samples: int) -> Resolved:
     if resolved.steps is not None:
         return resolved
     again = resolve_job(resolved.job, resolved.layout.world_size, resolved.host, train_samples)
-    return replace(again, compile=resolved.compile)
+    return replace(again, compile=resolved.compile, memory_available_bytes=resolved.memory_available_bytes)
 
 
 def _check_sequence(job: Job, spec: ModelSpec) -> None:
@@ -143,10 +147,8 @@ def _check_sequence(job: Job, spec: ModelSpec) -> None:
         )
 
 
-def _memory_per_rank(host: Host, world_size: int) -> int:
-    if host.device_kind == "cpu":
-        return host.memory_bytes // min(world_size, max(1, world_size))
-    return host.device_memory_bytes
+def _memory_per_rank(host: Host, ranks_per_host: int) -> int:
+    return host.memory_bytes // ranks_per_host if host.device_kind == "cpu" else host.device_memory_bytes
 
 
 def _precision(job: Job, spec: ModelSpec, host: Host) -> tuple[str, str]:
@@ -160,7 +162,9 @@ def _precision(job: Job, spec: ModelSpec, host: Host) -> tuple[str, str]:
     return "bf16", "auto: the device multiplies bf16 faster; weights, moments and sums stay fp32"
 
 
-def _largest_microbatch(job, host, layout, per_rank, memory_of, available):  # type: ignore[no-untyped-def]
+def _largest_microbatch(
+    job: Job, host: Host, layout: Layout, per_rank: int, memory_of: Callable[[BatchPlan], RankMemory], available: int
+) -> tuple[int, str]:
     sequence = job.data.sequence_length
     target = max(1, MICROBATCH_TOKENS[host.device_kind] // sequence)
     wanted = min(per_rank, target)
@@ -180,7 +184,9 @@ def _steps(job: Job, batch: BatchPlan, train_samples: int | None) -> tuple[int |
     run = job.run
     if run.tokens is not None:
         per_step = batch.global_batch * job.data.sequence_length
-        return math.ceil(run.tokens / per_step), f"{format_count(run.tokens)} tokens / {per_step} tokens per step, rounded up"
+        return math.ceil(
+            run.tokens / per_step
+        ), f"{format_count(run.tokens)} tokens / {per_step} tokens per step, rounded up"
     if run.epochs is not None:
         if train_samples is None:
             return None, f"{run.epochs:g} epochs of the prepared samples / global_batch {batch.global_batch}"
@@ -208,7 +214,9 @@ def _compile(
     if steps is None:
         return True, "auto: a run in epochs"
     kind = host.device_kind
-    flop = training_flop_per_token(spec, job.data.sequence_length) * batch.global_batch * job.data.sequence_length * steps
+    flop = (
+        training_flop_per_token(spec, job.data.sequence_length) * batch.global_batch * job.data.sequence_length * steps
+    )
     seconds = flop / layout.world_size / NOMINAL_FLOP_PER_SECOND[kind]
     saved = seconds * COMPILE_GAIN[kind]
     worth = saved > COMPILE_SECONDS[kind]

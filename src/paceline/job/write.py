@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import tomlkit
-from tomlkit.items import Table
+from tomlkit.items import InlineTable, Table
 
 from paceline.job.load import SECTIONS, Job
 from paceline.job.resolve import Resolved
+from paceline.units import Seconds
 
 _LENGTHS = ("run.tokens", "run.epochs")
 
@@ -25,17 +26,23 @@ def resolved_values(resolved: Resolved) -> dict[str, Any]:
     values |= {
         "run.name": resolved.job.name,
         "run.steps": resolved.steps,
-        **{key: None for key in _LENGTHS},
+        **dict.fromkeys(_LENGTHS),
         "batch.microbatch": resolved.batch.microbatch,
         "parallel.precision": resolved.precision,
         "parallel.compile": resolved.compile,
         "launch.procs_per_node": layout.world_size,
     }
-    values |= {f"model.{key}": value for key, value in _plain(msgspec.to_builtins(resolved.spec)).items() if f"model.{key}" in values}
+    values |= {
+        f"model.{key}": value
+        for key, value in _plain(msgspec.to_builtins(resolved.spec)).items()
+        if f"model.{key}" in values
+    }
     if layout.dp_replicate > 1:
         values["parallel.bucket_bytes"] = resolved.ddp.bucket_bytes
         values["parallel.overlap"] = resolved.ddp.overlap
-        values["parallel.reduce_dtype"] = "bf16" if resolved.ddp.reduce_bf16 else {"fp64": "fp64"}.get(resolved.precision, "fp32")
+        # Gradients of fp64 arithmetic travel as they are; there is no setting to name it.
+        own = None if resolved.precision == "fp64" else "fp32"
+        values["parallel.reduce_dtype"] = "bf16" if resolved.ddp.reduce_bf16 else own
     else:
         values |= {f"parallel.{key}": None for key in ("bucket_bytes", "overlap", "reduce_dtype")}
     return values
@@ -61,17 +68,23 @@ def write_keys(path: Path, changes: dict[str, Any]) -> None:
         section, key = dotted.split(".")
         if section not in document:
             document.add(section, tomlkit.table())
-        document[section][key] = value  # type: ignore[index]
+        document[section][key] = value
     path.write_text(tomlkit.dumps(document), encoding="utf-8")
 
 
 def _add(table: Table, name: str, value: Any, origin: str) -> None:
-    if value is None:
+    if value is None or value == {}:
         table.add(tomlkit.comment(f"{name}: does not apply"))
         return
-    item = tomlkit.item(value)
+    item = _inline(value) if isinstance(value, dict) else tomlkit.item(value)
     item.comment(origin)
     table.add(name, item)
+
+
+def _inline(value: dict[str, Any]) -> InlineTable:
+    table = tomlkit.inline_table()
+    table.update({key: _inline(inner) if isinstance(inner, dict) else inner for key, inner in value.items()})
+    return table
 
 
 def _origin(job: Job, key: str, value: Any) -> str:
@@ -87,6 +100,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, bool | str) or value is None:
         return value
+    if isinstance(value, Seconds):
+        return f"{value:g}s"
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):

@@ -13,7 +13,8 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     if not gradients:
         return torch.zeros(())
     norms = torch._foreach_norm(list(gradients), 2, dtype=_norm_dtype(gradients[0]))
-    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    return norm
 
 
 def clip_factor(norm: Tensor, clip_norm: float) -> Tensor:

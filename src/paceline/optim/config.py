@@ -16,7 +16,9 @@ class OptimizerSection(Section, frozen=True):
     """Optimizer, schedule, clipping and the rule for bad steps."""
 
     name: Annotated[Literal["adamw", "sgd"], Meta(description="The update rule.")] = "adamw"
-    lr: Annotated[NonNegative, Meta(description="Peak learning rate, at `lr_reference_batch` where scaling is on.")] = 3e-3
+    lr: Annotated[NonNegative, Meta(description="Peak learning rate, at `lr_reference_batch` where scaling is on.")] = (
+        3e-3
+    )
     betas: Annotated[tuple[NonNegative, NonNegative], Meta(description="AdamW's decay rates.")] = (0.9, 0.95)
     eps: Annotated[NonNegative, Meta(description="AdamW's epsilon.")] = 1e-8
     momentum: Annotated[NonNegative, Meta(description="SGD's momentum.")] = 0.0
@@ -30,7 +32,9 @@ class OptimizerSection(Section, frozen=True):
     decay_steps: Annotated[
         Count | None, Meta(description="Length of wsd's final decay. auto: a fifth of the run.", extra=AUTO)
     ] = None
-    min_lr_ratio: Annotated[NonNegative, Meta(le=1, description="Learning rate at the end, as a share of the peak.")] = 0.1
+    min_lr_ratio: Annotated[
+        NonNegative, Meta(le=1, description="Learning rate at the end, as a share of the peak.")
+    ] = 0.1
     lr_reference_batch: Annotated[
         Count | None, Meta(description="The global batch at which `lr` was tuned; needed by `lr_scaling`.")
     ] = None
@@ -51,4 +55,6 @@ class OptimizerSection(Section, frozen=True):
         if any(beta >= 1 for beta in self.betas):
             raise ValueError(f"betas = {list(self.betas)} must be below 1")
         if self.lr_scaling != "none" and not self.lr_reference_batch:
-            raise ValueError(f'lr_scaling = "{self.lr_scaling}" needs lr_reference_batch, the global batch of lr = {self.lr}')
+            raise ValueError(
+                f'lr_scaling = "{self.lr_scaling}" needs lr_reference_batch, the global batch of lr = {self.lr}'
+            )

@@ -51,7 +51,9 @@ class ParallelSection(Section, frozen=True):
 class BatchSection(Section, frozen=True):
     """The global batch is the fixed quantity; micro-batch and accumulation follow from it."""
 
-    global_batch: Annotated[Count, Meta(description="Sequences (samples) per optimizer step, over all ranks.")] = Count(24)
+    global_batch: Annotated[Count, Meta(description="Sequences (samples) per optimizer step, over all ranks.")] = Count(
+        24
+    )
     microbatch: Annotated[
         Count | None,
         Meta(description="Sequences per rank and forward pass. auto: the largest that fits.", extra=AUTO),

@@ -5,6 +5,7 @@ Imports no torch. `plan` prints it, `train` records it beside the measured peak 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -57,12 +58,10 @@ class RankMemory:
 
 def parameter_sizes(spec: ModelSpec, element_bytes: int) -> list[ParameterSize]:
     """Trainable parameters of a catalogue model in the module's order."""
-    return [ParameterSize(p.name, p.elements, element_bytes) for p in parameters(spec)]
+    return [ParameterSize(p.name, math.prod(p.shape), element_bytes) for p in parameters(spec)]
 
 
-def layout_cost(
-    sizes: Sequence[ParameterSize], layout: Layout, optimizer: OptimizerSection, config: DdpConfig
-) -> Cost:
+def layout_cost(sizes: Sequence[ParameterSize], layout: Layout, optimizer: OptimizerSection, config: DdpConfig) -> Cost:
     """State bytes and collectives of the layout's strategies."""
     elements = sum(p.elements for p in sizes)
     width = sizes[0].element_bytes if sizes else 4
@@ -85,16 +84,18 @@ def rank_memory(
     state = layout_cost(parameter_sizes(spec, element_bytes), layout, optimizer, config).state
     compute_bytes = {"fp32": 4, "bf16": 2, "fp64": 8}[precision]
     activations = activation_bytes(spec, batch.microbatch, sequence_length, compute_bytes)
-    reserve = RESERVE_SHARE[device_kind] * (activations.layers + activations.logits)
+    # The loss's backward pass makes the logits' gradient while the logits are still there.
+    logits = activations.logits_and_loss + batch.microbatch * sequence_length * spec.vocab_size * compute_bytes
+    kept = activations.total - activations.logits_and_loss
     return RankMemory(
         parameters_bytes=state.parameters,
         gradients_bytes=state.gradients,
         moments_bytes=state.moments,
         master_bytes=state.master,
         gathered_bytes=state.gathered,
-        activations_bytes=activations.layers,
-        logits_bytes=activations.logits,
+        activations_bytes=kept,
+        logits_bytes=logits,
         buffers_bytes=state.buffers,
-        reserve_bytes=round(reserve),
+        reserve_bytes=round(RESERVE_SHARE[device_kind] * (kept + logits)),
         context_bytes=CONTEXT_BYTES[device_kind],
     )

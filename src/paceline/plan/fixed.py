@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from paceline.job.memory_advice import memory_advice
 from paceline.job.resolve import Resolved
 from paceline.parallel.memory import layout_cost, parameter_sizes
+from paceline.parallel.strategy import Collective
 from paceline.units import format_bytes
 
 
@@ -44,32 +46,35 @@ def fixed_plan(resolved: Resolved, cluster: str) -> dict[str, Any]:
 
 def misfit(resolved: Resolved) -> str:
     """Why the layout does not fit, with the parts and the cheapest change."""
-    memory = resolved.memory
-    parts = {
-        key.removesuffix("_bytes"): size
-        for key, size in memory.to_record().items()
-        if size and key not in ("total_bytes", "context_bytes")
-    }
-    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in sorted(parts.items(), key=lambda i: -i[1]))
+    parts, change = memory_advice(resolved)
     return (
-        f"{format_bytes(memory.total_bytes)} per rank are needed and {format_bytes(resolved.memory_available_bytes)} are "
-        f"there: {shown}. {cheapest_change(resolved)}"
+        f"{format_bytes(resolved.memory.total_bytes)} per rank are needed and "
+        f"{format_bytes(resolved.memory_available_bytes)} are there: {parts}. {change}"
     )
 
 
-def cheapest_change(resolved: Resolved) -> str:
-    """The change that frees most at the least cost in speed."""
-    memory = resolved.memory
-    state = memory.parameters_bytes + memory.gradients_bytes + memory.moments_bytes
-    if memory.activations_bytes + memory.logits_bytes > state and resolved.batch.microbatch > 1:
-        half = max(d for d in range(1, resolved.batch.microbatch) if resolved.batch.microbatch % d == 0)
-        return f"Cheapest change: batch.microbatch={half} (now {resolved.batch.microbatch}); the result stays the same."
-    return (
-        f"Cheapest change: {format_bytes(state)} of it is state that every replica keeps whole; "
-        "a smaller model, or a layout that shards it."
-    )
-
-
-def _collectives(resolved: Resolved):  # type: ignore[no-untyped-def]
+def _collectives(resolved: Resolved) -> tuple[Collective, ...]:
     sizes = parameter_sizes(resolved.spec, 8 if resolved.precision == "fp64" else 4)
     return layout_cost(sizes, resolved.layout, resolved.job.optimizer, resolved.ddp).collectives
+
+
+def describe(resolved: Resolved, document: dict[str, Any]) -> str:
+    """The plan as text."""
+    memory = resolved.memory.to_record()
+    rows = [f"  {key.removesuffix('_bytes'):<12} {format_bytes(size):>12}" for key, size in memory.items() if size]
+    collectives = [
+        f"  {c['count']} x {c['kind']} over {c['axis']} per step, {format_bytes(c['size_bytes'])} in all ({c['purpose']})"
+        for c in document["chosen"]["collectives"]
+    ]
+    verdict = "fits" if resolved.fits else f"does not fit: {document['rejected'][0]['reason']}"
+    return "\n".join(
+        [
+            f"layout: {resolved.layout}",
+            *(f"  {d}" for d in resolved.derivations),
+            f"memory per rank, of {format_bytes(resolved.memory_available_bytes)}:",
+            *rows,
+            "collectives:" if collectives else "collectives: none",
+            *collectives,
+            verdict,
+        ]
+    )

@@ -126,7 +126,7 @@ def _device(place: Ranks, device_type: str | None) -> torch.device:
 
 def _backend(device: torch.device) -> str:
     if device.type == "cpu":
-        return "cpu:gloo"
+        return "gloo"
     return f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
 
 

@@ -9,7 +9,7 @@ hangs or fails it a step later; and its waiting time cannot be read. The reducti
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -59,7 +59,7 @@ class BucketReducer:
         sizes = [ParameterSize(str(i), p.numel(), p.element_size()) for i, p in enumerate(owned)]
         self._buckets = [self._make_bucket([owned[i] for i in ids]) for ids in partition(sizes, config.bucket_bytes)]
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(bucket, slot))
+            parameter.register_post_accumulate_grad_hook(self._hook(bucket, slot))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
             for slot, parameter in enumerate(bucket.parameters)
         ]
@@ -121,7 +121,7 @@ class BucketReducer:
         wire = torch.empty_like(flat, dtype=torch.bfloat16) if self.config.reduce_bf16 else flat
         return _Bucket(parameters, flat, views, wire)
 
-    def _hook(self, bucket: _Bucket, slot: int):  # type: ignore[no-untyped-def]
+    def _hook(self, bucket: _Bucket, slot: int) -> Callable[[Tensor], None]:
         view = bucket.views[slot]
 
         def accumulated(parameter: Tensor) -> None:

@@ -55,7 +55,12 @@ def cost(parameters: Sequence[ParameterSize], moments_bytes: int, layout: Layout
                 purpose="gradients",
             ),
             Collective(
-                kind="all_reduce", axis=AXIS, count=1, size_bytes=CONTROL_VALUES * 8, overlaps="backward", purpose="loss"
+                kind="all_reduce",
+                axis=AXIS,
+                count=1,
+                size_bytes=CONTROL_VALUES * 8,
+                overlaps="backward",
+                purpose="loss",
             ),
         ),
     )

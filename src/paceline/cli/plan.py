@@ -1,0 +1,53 @@
+"""`paceline plan`."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from paceline.job.load import Job
+
+EXAMPLE = """\
+example:
+  paceline plan examples/tiny.toml --fixed --cluster here
+  paceline plan model.preset=llama3-8b --fixed --cluster 1x8xh100-sxm --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="JOB.toml | section.key=value", help="a job file and overrides")
+    parser.add_argument("--cluster", default="here", metavar="SPEC", help="here, or NODESxDEVICESxDEVICE[:FABRIC]")
+    parser.add_argument("--procs", type=int, metavar="N", help="ranks, where the cluster is here")
+    parser.add_argument("--fixed", action="store_true", help="weigh the given layout only")
+
+
+def run(args: argparse.Namespace) -> int:
+    from paceline.cli import print_document
+    from paceline.cli.job_words import job_of
+    from paceline.cluster.probe import probe_host
+    from paceline.cluster.spec import HERE, parse_cluster
+    from paceline.errors import UsageError
+    from paceline.job.resolve import resolve_job
+    from paceline.plan.fixed import describe, fixed_plan
+
+    if not args.fixed:
+        raise UsageError(
+            "this version weighs a given layout and does not search for one",
+            hint="Add --fixed: paceline plan JOB.toml --fixed --cluster SPEC.",
+        )
+    job = job_of(args)
+    cluster = parse_cluster(args.cluster, probe_host())
+    here = args.cluster == HERE
+    ranks = _ranks(job, cluster.devices, here)
+    resolved = resolve_job(job, ranks, cluster.host, ranks_per_host=None if here else cluster.devices_per_node)
+    document = fixed_plan(resolved, args.cluster)
+    if args.json:
+        print_document("plan", document)
+    else:
+        print(describe(resolved, document))
+    return 0 if resolved.fits else 1
+
+
+def _ranks(job: Job, devices: int, here: bool) -> int:
+    return int(job.launch.procs_per_node) if here and job.launch.procs_per_node else devices

@@ -1,0 +1,33 @@
+"""Why a layout needs the memory it needs, and the change that frees most at the least cost in speed."""
+
+from __future__ import annotations
+
+from paceline.job.resolve import Resolved
+from paceline.units import format_bytes
+
+
+def memory_advice(resolved: Resolved) -> tuple[str, str]:
+    """The parts, largest first, and the cheapest change."""
+    parts = {
+        key.removesuffix("_bytes"): size
+        for key, size in resolved.memory.to_record().items()
+        if size and key not in ("total_bytes", "context_bytes")
+    }
+    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in sorted(parts.items(), key=lambda i: -i[1]))
+    return shown, _cheapest_change(resolved)
+
+
+def _cheapest_change(resolved: Resolved) -> str:
+    memory, microbatch = resolved.memory, resolved.batch.microbatch
+    state = memory.parameters_bytes + memory.gradients_bytes + memory.moments_bytes
+    if memory.activations_bytes + memory.logits_bytes > state and microbatch > 1:
+        smaller = max(d for d in range(1, microbatch) if microbatch % d == 0)
+        freed = (memory.activations_bytes + memory.logits_bytes) * (microbatch - smaller) // microbatch
+        return (
+            f"Cheapest change: batch.microbatch={smaller} (now {microbatch}) frees {format_bytes(freed)}; "
+            "the result stays the same."
+        )
+    return (
+        f"{format_bytes(state)} of it are weights, gradients and moments, which every replica keeps whole: "
+        "take a smaller model, optimizer.name=sgd, or a device with more memory."
+    )

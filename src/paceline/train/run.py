@@ -1,0 +1,125 @@
+"""`paceline train` on this host: open the run directory, start the workers, watch them, and sum up. Imports no torch.
+
+The workers are started first and the data is prepared here meanwhile: importing torch costs them seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from paceline.cluster.probe import probe_host
+from paceline.errors import DiskFull, PacelineError
+from paceline.job.load import Job
+from paceline.job.resolve import Resolved, resolve_job
+from paceline.run.directory import RunDirectory
+from paceline.run.files import write_atomic
+from paceline.run.records import Fault, RunFinished, read_records
+from paceline.train.shared_run import open_run, worker_environment
+from paceline.workers import affinity
+from paceline.workers.start import WorkerGroup, plan_here, start
+from paceline.workers.watch import GroupResult, watch
+
+
+def resolve_here(job: Job) -> Resolved:
+    """The job on this host with the number of processes that it asks for."""
+    host = probe_host()
+    return resolve_job(job, int(job.launch.procs_per_node or host.default_procs), host)
+
+
+def supervise(job: Job, words: list[str], plan: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Train the job in local worker processes.
+
+    Args:
+        job: the parsed job.
+        words: the command line words that made it, which the workers parse again.
+        plan: what was predicted, for `plan.json`.
+
+    Returns:
+        The summary of `train --json`, less its schema.
+
+    Raises:
+        PacelineError: what the run came to, where that is not exit code 0.
+    """
+    launched = time.time()
+    resolved = resolve_here(job)
+    with open_run(resolved) as directory:
+        _say(*directory.notes)
+        if directory.finished is not None:
+            _say(f"{directory.path}: this run is done ({directory.finished['steps']} steps); nothing to do")
+            return summary(directory, resolved)
+        if plan is not None:
+            write_atomic(directory.plan_file, json.dumps(plan, indent=1))
+        result = _run_workers(resolved, directory, words, launched)
+        if result.error is not None:
+            _record_failure(directory, result)
+            raise result.error
+        return summary(directory, resolved)
+
+
+def summary(directory: RunDirectory, resolved: Resolved) -> dict[str, Any]:
+    """The figures of `train --json` from the run's records."""
+    finished: dict[str, Any] = {}
+    grad_norm = None
+    for record in read_records(directory.path, kinds=("step", "run_finished")):
+        if record["kind"] == "run_finished":
+            finished = record
+        else:
+            grad_norm = record["grad_norm"]
+    kept = ("steps", "loss", "eval_loss", "bigram_eval_loss", "tokens", "seconds", "tokens_per_second", "mfu")
+    return {
+        "run_dir": str(directory.path),
+        "attempts": directory.attempt,
+        **{key: finished.get(key) for key in kept},
+        "grad_norm": grad_norm,
+        "layout": resolved.layout.to_record(),
+        "exit": int(finished.get("exit", 0)),
+    }
+
+
+def _run_workers(resolved: Resolved, directory: RunDirectory, words: list[str], launched: float) -> GroupResult:
+    job, procs = resolved.job, resolved.layout.world_size
+    cpus = plan_here(procs, job.launch.threads, job.launch.affinity == "auto")
+    env = {**os.environ, **worker_environment(directory, launched)}
+    quota = affinity.cpu_quota()
+    with start(
+        ["train", *words], procs=procs, run_id=directory.run_id, port=job.launch.port, cpus=cpus, env=env
+    ) as group:
+        _say(*_opening(resolved, directory))
+        _say(affinity.describe(cpus, quota, os.environ), *affinity.warnings(cpus, quota, os.environ))
+        return _watched(resolved, group)
+
+
+def _watched(resolved: Resolved, group: WorkerGroup) -> GroupResult:
+    recovery = resolved.job.recovery
+    return watch(group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout))
+
+
+def _opening(resolved: Resolved, directory: RunDirectory) -> list[str]:
+    attempt = f", attempt {directory.attempt}" if directory.attempt > 1 else ""
+    return [f"{directory.path}{attempt}: {resolved.layout}", *(f"  {d}" for d in resolved.derivations)]
+
+
+def _record_failure(directory: RunDirectory, result: GroupResult) -> None:
+    """The fault and the verdict, as far as the disk still takes them."""
+    error = result.error
+    if error is None:
+        return
+    steps = max((int(r["step"]) for r in read_records(directory.path, kinds=("step",))), default=0)
+    try:
+        with directory.writer("supervisor") as writer:
+            writer.write(
+                Fault(step=steps, rank=result.rank, host=os.uname().nodename,
+                      kind_of_fault=type(error).__name__, evidence=result.traceback or "", message=error.message)
+            )  # fmt: skip
+            writer.write(RunFinished(step=steps, exit=error.exit_code, reason=error.message, steps=steps, samples=0))
+    except (DiskFull, PacelineError) as full:
+        _say(f"the failure could not be recorded: {full}")
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)

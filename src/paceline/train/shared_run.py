@@ -1,0 +1,87 @@
+"""One run directory for all ranks: opened once, by the supervisor or by rank 0, and agreed on before anything else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError, from_record
+from paceline.job.load import LENGTHS, Job
+from paceline.job.resolve import Resolved
+from paceline.job.write import resolved_toml, resolved_values
+from paceline.run.directory import RunDirectory, next_free_name
+
+if TYPE_CHECKING:
+    from paceline.workers.rendezvous import World
+
+RUN_PATH = "PACELINE_RUN_PATH"
+ATTEMPT = "PACELINE_ATTEMPT"
+LAUNCHED = "PACELINE_LAUNCHED"
+
+_MAY_CHANGE_SECTIONS = ("telemetry", "recovery", "launch", "checkpoint")
+_MAY_CHANGE_KEYS = (
+    *LENGTHS,
+    *("run.log_every", "run.eval_every", "run.dir", "run.name"),
+    *("parallel.dp_replicate", "parallel.dp_shard", "parallel.cp", "parallel.tp", "parallel.pp"),
+    *("parallel.bucket_bytes", "parallel.overlap", "parallel.reduce_dtype", "parallel.compile"),
+    "batch.microbatch",  # derived anew from the layout; the global batch is what stays
+)
+
+
+def may_change(job: Job, key: str) -> bool:
+    """Whether a resumed run may have another value: length, logging, telemetry, launch, layout, and what is allowed."""
+    return key.split(".")[0] in _MAY_CHANGE_SECTIONS or key in _MAY_CHANGE_KEYS or key in job.checkpoint.allow_change
+
+
+def open_run(resolved: Resolved) -> RunDirectory:
+    """The job's run directory, held by this process.
+
+    Raises:
+        RunHeld, JobError, DiskFull: see `RunDirectory.open`.
+    """
+    job = resolved.job
+    path = job.run_path
+    if job.checkpoint.resume == "never":
+        path = path.with_name(next_free_name(path.parent, path.name))
+    return RunDirectory.open(path, resolved_toml(resolved), resolved_values(resolved), lambda key: may_change(job, key))
+
+
+def worker_environment(directory: RunDirectory, launched: float) -> dict[str, str]:
+    """What tells a worker which directory its supervisor holds."""
+    return {RUN_PATH: str(directory.path.resolve()), ATTEMPT: str(directory.attempt), LAUNCHED: f"{launched:.6f}"}
+
+
+def launched_at(otherwise: float) -> float:
+    """When the command was given, in seconds since the epoch."""
+    return float(os.environ.get(LAUNCHED, otherwise))
+
+
+def join_run(resolved: Resolved, world: World) -> RunDirectory:
+    """The run directory as every rank sees it: the supervisor's, or (under torchrun) the one that rank 0 opens.
+
+    Raises:
+        PacelineError: what opening it raised, on every rank alike.
+    """
+    if RUN_PATH in os.environ:
+        return RunDirectory.attach(Path(os.environ[RUN_PATH]), int(os.environ[ATTEMPT]))
+    if world.rank == 0:
+        return _open_for_all(resolved, world)
+    told: dict[str, Any] = json.loads(world.store.get("paceline/run"))
+    if "error" in told:
+        raise from_record(told["error"])
+    directory = RunDirectory.attach(Path(told["path"]), int(told["attempt"]))
+    directory.finished = told["finished"]
+    return directory
+
+
+def _open_for_all(resolved: Resolved, world: World) -> RunDirectory:
+    try:
+        directory = open_run(resolved)
+    except PacelineError as error:
+        world.store.set("paceline/run", json.dumps({"error": error.to_record()}, default=str))
+        raise
+    told = {"path": str(directory.path.resolve()), "attempt": directory.attempt, "finished": directory.finished}
+    world.store.set("paceline/run", json.dumps(told, default=str))
+    return directory

@@ -1,0 +1,199 @@
+"""One rank of `paceline train`: join, prepare, train, save. Started by `train.run`, or by torchrun."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+
+import msgspec
+import torch
+
+from paceline import __version__
+from paceline.checkpoint.weights import save_weights
+from paceline.cluster.probe import probe_host
+from paceline.data.bigram import bigram_loss
+from paceline.data.config import HELD_OUT
+from paceline.data.prepare import PreparedData, prepare
+from paceline.data.tokenizer import FileTokenizer
+from paceline.job.load import Job
+from paceline.job.resolve import Resolved, resolve_job, with_samples
+from paceline.model.generate import generate
+from paceline.model.init import weights_hash
+from paceline.model.spec import parameter_count
+from paceline.parallel.collectives import gather_objects
+from paceline.run.directory import RunDirectory
+from paceline.run.files import write_atomic
+from paceline.run.records import Checkpoint, Derivation, RunFinished, RunStarted
+from paceline.train import loop, shared_run
+from paceline.train.continue_text import TOKENIZER_FILE
+from paceline.train.observe import RunObserver
+from paceline.train.out_of_memory import explain_out_of_memory
+from paceline.train.session import Session
+from paceline.train.startup import build_session
+from paceline.workers.heartbeat import beat
+from paceline.workers.rendezvous import World, join, leave
+from paceline.workers.verdict import reported
+
+SAMPLE_TOKENS = 240
+MAX_HASHED_PARAMETERS = 2_000_000_000
+"""The hash of the initial weights reads all of them on one rank: about half a second per billion bytes."""
+
+
+def run_worker(job: Job) -> int:
+    """Train on this rank; returns the exit code. An error becomes the worker's verdict."""
+    return reported(lambda: _run(job))
+
+
+def _run(job: Job) -> int:
+    started = time.time()
+    world = join(job.recovery.collective_seconds, start_timeout=float(job.recovery.start_timeout))
+    try:
+        resolved = resolve_job(job, world.world_size, probe_host())
+        directory = shared_run.join_run(resolved, world)
+        if directory.finished is not None:
+            return 0
+        with directory:
+            _attempt(resolved, world, directory, started)
+        return 0
+    finally:
+        leave(world)
+
+
+def _attempt(resolved: Resolved, world: World, directory: RunDirectory, started: float) -> None:
+    beat(-1, "preparing data", allow_seconds=24 * 3600.0)
+    data = prepare(resolved.job.data)
+    resolved = with_samples(resolved, len(data.train))
+    beat(-1, "building the model")
+    with explain_out_of_memory(resolved):
+        session = build_session(resolved, data, world)
+        try:
+            _train(resolved, data, world, directory, session, started)
+        finally:
+            session.batches.close()
+
+
+def _train(
+    resolved: Resolved, data: PreparedData, world: World, directory: RunDirectory, session: Session, started: float
+) -> None:
+    job = resolved.job
+    policy = loop.Policy(
+        log_every=job.run.log_every, eval_every=job.run.eval_every,
+        stop_on_bad_step=job.optimizer.bad_step == "stop", max_bad_steps=int(job.optimizer.max_bad_steps),
+    )  # fmt: skip
+    with RunObserver(
+        directory, world.rank, steps=session.steps, log_every=job.run.log_every, telemetry=job.telemetry
+    ) as observer:
+        timers = loop.step_timers(session)
+        if session.is_writer:
+            observer.write(_started(resolved, session, directory, started))
+        outcome = loop.train(session, policy, observer, timers)
+        beat(outcome.steps, "ending the run", allow_seconds=600.0)
+        peaks = gather_objects(peak_memory_bytes(session.device), session.group)
+        if session.is_writer:
+            _finish(resolved, data, directory, session, observer, outcome, peaks)
+    session.wait_for_all()
+
+
+def _started(resolved: Resolved, session: Session, directory: RunDirectory, started: float) -> RunStarted:
+    parameters = parameter_count(resolved.spec)
+    small = parameters <= MAX_HASHED_PARAMETERS
+    return RunStarted(
+        step=session.start_step,
+        run_id=directory.run_id,
+        job_digest=directory.job_digest,
+        world_size=session.world_size,
+        layout=dict(resolved.layout.degrees()),
+        device=resolved.host.device_name,
+        precision=resolved.precision,
+        compile=resolved.compile,
+        microbatch=resolved.batch.microbatch,
+        accumulation=resolved.batch.accumulation,
+        global_batch=resolved.batch.global_batch,
+        sequence_length=resolved.job.data.sequence_length,
+        parameters=parameters,
+        flop_per_token=session.flop_per_token,
+        flop_convention="palm",
+        peak_flop_per_second=session.peak_flop_per_second,
+        weights_hash=weights_hash(session.model.named_parameters()) if small else None,
+        versions={"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
+        host=platform.node(),
+        threads_per_rank=torch.get_num_threads(),
+        planned_memory=resolved.memory.to_record(),
+        derivations=[Derivation(d.key, d.value, d.formula) for d in resolved.derivations],
+        launched=shared_run.launched_at(started),
+    )
+
+
+def _finish(
+    resolved: Resolved,
+    data: PreparedData,
+    directory: RunDirectory,
+    session: Session,
+    observer: RunObserver,
+    outcome: loop.Outcome,
+    peaks: list[int],
+) -> None:
+    """The final save, the bigram model's loss beside ours, and a sample."""
+    _save(resolved, data, directory, session, observer, outcome.steps)
+    bigram = None
+    if HELD_OUT in data.evals:
+        bigram = bigram_loss(data.train, data.evals[HELD_OUT], int(resolved.job.data.eval_sequences))
+    rate = outcome.tokens_per_second
+    observer.write(
+        RunFinished(
+            step=outcome.steps, exit=0, reason="done", steps=outcome.steps,
+            samples=outcome.steps * session.samples_per_step, loss=outcome.loss,
+            eval_loss=outcome.evals.get(HELD_OUT), bigram_eval_loss=bigram, tokens=outcome.tokens,
+            seconds=outcome.seconds, tokens_per_second=rate, mfu=session.mfu(rate) if rate else None,
+            peak_memory_bytes=peaks, recompiles=recompiles() if resolved.compile else None,
+        )
+    )  # fmt: skip
+    if HELD_OUT in outcome.evals:
+        beside = "" if bigram is None else f"; a bigram model fitted on the same text has {bigram:.4f}"
+        observer.say(f"eval loss {outcome.evals[HELD_OUT]:.4f} nats per token{beside}")
+    observer.say(_sample(resolved, data, session))
+
+
+def _save(
+    resolved: Resolved, data: PreparedData, directory: RunDirectory, session: Session, observer: RunObserver, step: int
+) -> None:
+    began = time.perf_counter()
+    about = {
+        "product": __version__,
+        "model": msgspec.to_builtins(resolved.spec),
+        "data": {"folder": str(data.folder), "tokenizer": resolved.job.data.tokenizer,
+                 "fingerprint": data.tokenizer.fingerprint},
+        "samples": step * session.samples_per_step,
+    }  # fmt: skip
+    if isinstance(data.tokenizer, FileTokenizer):
+        write_atomic(directory.path / TOKENIZER_FILE, data.tokenizer.to_json())
+    folder, size = save_weights(directory.checkpoints, step, dict(session.model.named_parameters()), about)
+    spent = time.perf_counter() - began
+    observer.write(
+        Checkpoint(step=step, state="durable", path=str(folder), bytes=size, seconds=spent, blocked_seconds=spent)
+    )
+
+
+def _sample(resolved: Resolved, data: PreparedData, session: Session) -> str:
+    prompt = [data.tokenizer.separator]
+    ids = generate(
+        session.model, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=40, seed=resolved.job.run.seed,
+        vocabulary=data.tokenizer.vocabulary,
+    )  # fmt: skip
+    return f"sample:\n{data.tokenizer.decode(ids)}"
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory that this rank held: resident set on a CPU, allocated on a GPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def recompiles() -> int:
+    """Graphs compiled beyond the first of each block, by torch's own counter."""
+    counters = torch._dynamo.utils.counters
+    return int(counters["recompiles"].total()) if "recompiles" in counters else 0

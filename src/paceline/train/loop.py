@@ -15,7 +15,7 @@ from paceline.run.records import Eval, Record, Step, Window
 from paceline.telemetry.timers import StepTimers
 from paceline.train.evaluate import evaluate
 from paceline.train.session import Session
-from paceline.train.step import NOT_FINITE, Batch, StepResult
+from paceline.train.step import NOT_FINITE, Batch, StepResult, on_device
 from paceline.workers.heartbeat import beat
 
 SYNCHRONIZE_EVERY = 10
@@ -112,14 +112,8 @@ def step_timers(session: Session) -> StepTimers:
 
 
 def _on_device(microbatches: list[Batch], session: Session, step: int) -> list[Batch]:
-    moved = microbatches
-    if session.device.type != "cpu":
-        moved = [{key: _moved(value, session.device) for key, value in batch.items()} for batch in microbatches]
+    moved = [on_device(batch, session.device) for batch in microbatches]
     return [{**batch, "step": step} for batch in moved] if session.batch_needs_step else moved
-
-
-def _moved(value: object, device: torch.device) -> object:
-    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
 
 
 def _step_record(

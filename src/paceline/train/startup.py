@@ -18,7 +18,7 @@ from torch import nn
 from paceline.cluster.measure import matmul_peak
 from paceline.data.dataset import TokenDataset
 from paceline.data.evaluation import eval_batches
-from paceline.data.loader import Loader
+from paceline.data.loader import Loader, to_tensors
 from paceline.data.prepare import PreparedData
 from paceline.errors import DataError
 from paceline.job.resolve import Resolved
@@ -32,7 +32,7 @@ from paceline.parallel.ddp.apply import BucketReducer, LocalReducer
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.train.language import language_functions
 from paceline.train.session import Session
-from paceline.train.step import Batch, Reducer, TrainStep
+from paceline.train.step import Batch, Reducer, TrainStep, on_device
 from paceline.workers.rendezvous import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -72,6 +72,7 @@ def build_session(resolved: Resolved, data: PreparedData, world: World) -> Sessi
         peak_flop_per_second=measured_peak(resolved.precision, device, group),
         wait_for_all=_host_barrier(world),
         batch_needs_step=resolved.spec.dropout > 0 or resolved.spec.attention_dropout > 0,
+        notes=loader.notes,
     )  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def _eval_set(
             dataset, microbatch=resolved.batch.microbatch, dp_rank=world.rank, dp_degree=resolved.layout.dp,
             limit=int(resolved.job.data.eval_sequences),
         ):  # fmt: skip
-            yield {key: torch.as_tensor(value).to(device) for key, value in batch.items()}
+            yield on_device(to_tensors(batch), device)
 
     return batches
 

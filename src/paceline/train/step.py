@@ -144,6 +144,16 @@ class TrainStep:
         return StepResult(loss, weight, grad_norm, lr, None)
 
 
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on `device`; numbers (tensors without dimensions) stay on the host, which reads them."""
+    if device.type == "cpu":
+        return batch
+    return {
+        key: value.to(device, non_blocking=True) if isinstance(value, Tensor) and value.ndim else value
+        for key, value in batch.items()
+    }
+
+
 def _window(microbatches: Sequence[Batch]) -> Iterator[tuple[bool, bool, Batch]]:
     for index, batch in enumerate(microbatches):
         yield index == 0, index == len(microbatches) - 1, batch

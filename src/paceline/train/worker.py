@@ -88,6 +88,8 @@ def _train(
         timers = loop.step_timers(session)
         if session.is_writer:
             observer.write(_started(resolved, session, directory, started))
+            for note in session.notes:
+                observer.say(note)
         outcome = loop.train(session, policy, observer, timers)
         beat(outcome.steps, "ending the run", allow_seconds=600.0)
         peaks = gather_objects(peak_memory_bytes(session.device), session.group)

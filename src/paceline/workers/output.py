@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import re
 import time
@@ -15,7 +16,7 @@ _HOLD_SECONDS = 0.5
 _MAX_REMEMBERED = 10_000
 # What differs in copies of one line: the rank's tag, a clock time, the numbers that native warnings start with.
 _VARIES = re.compile(
-    r"\[rank\d+\]:?|\d\d:\d\d:\d\d[.,]?\d*|\[([WE])\d{4}[ \d]*|\b(pid|process)[ =:]*\d+", re.IGNORECASE
+    r"\[rank\d+\]:?|\[[WEIF]\d{4} [\d:.]+ (?:\d+ )?|\d\d:\d\d:\d\d[.,]?\d*|\b(?:pid|process)[ =:]*\d+", re.IGNORECASE
 )
 
 
@@ -27,6 +28,7 @@ class Output:
         self._out = out
         self._tails = [collections.deque[str](maxlen=TAIL_LINES) for _ in range(world_size)]
         self._rest = [b""] * world_size
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._owner: dict[str, int] = {}
         self._held: collections.deque[tuple[float, int, str]] = collections.deque()
         self._logs = _open_logs(log_dir, world_size)
@@ -41,7 +43,7 @@ class Output:
         for line in lines:
             self._line(rank, line.decode(errors="replace"))
         if rank == 0 and not self._muted:
-            self._write(data.decode(errors="replace"))
+            self._write(self._decoder.decode(data))
         self.release()
 
     def release(self, everything: bool = False) -> None:

@@ -53,9 +53,15 @@ def rms_norm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     Eager on a CPU, `F.rms_norm` would take three times as long forward and backward.
     """
     x_D = x_D.to(weight_D.dtype)
-    if x_D.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not _suits_cpu(x_D, weight_D):
         return F.rms_norm(x_D, weight_D.shape, weight_D, eps)
     return _CpuRMSNorm.apply(x_D, weight_D, eps)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _suits_cpu(x_D: Tensor, weight_D: Tensor) -> bool:
+    """Whether both are plain tensors (no DTensor) on a CPU, wide enough for their factor to be kept in their type."""
+    plain = type(x_D) in (Tensor, nn.Parameter) and type(weight_D) in (Tensor, nn.Parameter)
+    return plain and x_D.device.type == "cpu" and x_D.dtype in (torch.float32, torch.float64)
 
 
 class _CpuRMSNorm(torch.autograd.Function):

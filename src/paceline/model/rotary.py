@@ -50,7 +50,7 @@ def frequencies_of(spec: ModelSpec, device: torch.device, dtype: torch.dtype) ->
 def rotate(x_BLHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x turned by the tables' angles, computed in the tables' precision, in x's own type and layout."""
     wide = x_BLHK.to(cos.dtype)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or type(wide) is not Tensor:
         first, second = wide.chunk(2, dim=-1)
         turned = wide * cos + torch.cat((-second, first), dim=-1) * sin
     else:

@@ -61,7 +61,8 @@ def _serve(connection: Connection, call: Call) -> None:
 def _run(call: Call) -> Outcome:
     try:
         _fresh_state()
-        _join_group(call)
+        if call.group:
+            _join_group(call)
         function = _resolve(call)
         result = function(call.rank, call.world_size, *pickle.loads(call.payload))
         return Outcome(True, time.monotonic(), pickle.dumps(result), "")

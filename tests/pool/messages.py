@@ -21,6 +21,7 @@ class Call(NamedTuple):
     collective_timeout: float
     env: dict[str, str]
     path: list[str]
+    group: bool
 
 
 class Outcome(NamedTuple):

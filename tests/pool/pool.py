@@ -129,6 +129,7 @@ class Pool:
         *args: Any,
         timeout: float = 30.0,
         env: Mapping[str, str] | None = None,
+        group: bool = True,
     ) -> list[Any]:
         """`function(rank, world_size, *args)` on every rank, with a fresh default Gloo group; the results by rank.
 
@@ -136,6 +137,7 @@ class Pool:
             function: defined at the top level of a module; it, its arguments and its results are pickled.
             timeout: seconds for the whole call; a collective has two thirds of it.
             env: variables for the call's duration.
+            group: False leaves the making of the default group to the function.
 
         Raises:
             RankFailed: a rank raised; the first in time is named.
@@ -147,7 +149,7 @@ class Pool:
         workers = self._take(world_size)
         deadline = time.monotonic() + timeout
         for rank, worker in enumerate(workers):
-            worker.begin(self._call(function, args, rank, world_size, timeout, env))
+            worker.begin(self._call(function, args, rank, world_size, timeout, env)._replace(group=group))
         outcomes, dead = self._collect(workers, deadline)
         unfinished = [rank for rank in range(world_size) if rank not in outcomes and rank not in dead]
         failed = sorted((o.time, rank) for rank, o in outcomes.items() if not o.ok)
@@ -215,6 +217,7 @@ class Pool:
             collective_timeout=timeout * 2 / 3,
             env=dict(env or {}),
             path=list(sys.path),
+            group=True,
         )
 
     def _collect(self, workers: Sequence[Worker], deadline: float) -> tuple[dict[int, Outcome], list[int]]:

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         print_document("data", {**found, "exit": 0})
     else:
         print(_text(found))
-    return 0
+    return 1 if found["damage"] else 0
 
 
 def _text(found: dict[str, Any], indent: str = "") -> str:

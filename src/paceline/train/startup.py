@@ -18,7 +18,7 @@ from torch import nn
 from paceline.cluster.measure import matmul_peak
 from paceline.data.dataset import TokenDataset
 from paceline.data.evaluation import eval_batches
-from paceline.data.loader import Loader, to_tensors
+from paceline.data.loader import Loader
 from paceline.data.prepare import PreparedData
 from paceline.errors import DataError
 from paceline.job.resolve import Resolved
@@ -132,7 +132,7 @@ def _eval_set(
             dataset, microbatch=resolved.batch.microbatch, dp_rank=world.rank, dp_degree=resolved.layout.dp,
             limit=int(resolved.job.data.eval_sequences),
         ):  # fmt: skip
-            yield on_device(to_tensors(batch), device)
+            yield on_device(batch, device)
 
     return batches
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
+    from typing import Any
+
+    from paceline.job.resolve import Resolved
 
 EXAMPLE = """\
 example:
@@ -20,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
     from paceline.cli import print_document, say
     from paceline.cli.job_words import job_of, worker_words
     from paceline.workers.environment import is_worker
@@ -29,27 +35,28 @@ def run(args: argparse.Namespace) -> int:
         # By name: the supervisor must not pay for the import of torch.
         import importlib
 
-        return int(importlib.import_module("paceline.train.worker").run_worker(job))
-    from paceline.plan.fixed import fixed_plan
+        return int(importlib.import_module("paceline.train.worker").run_worker(job, _plan_here, _write_report))
     from paceline.train.run import resolve_here, supervise
 
-    resolved = resolve_here(job)
     if args.explain:
         from paceline.cli.explain import explain
 
-        return explain(resolved, as_json=args.json)
-    summary = supervise(job, worker_words(args), fixed_plan(resolved, "here"))
-    say(f"report: {_write_report(summary['run_dir'])}")
+        return explain(resolve_here(job), as_json=args.json)
+    summary = supervise(job, worker_words(args), _plan_here)
+    say(f"report: {_write_report(Path(summary['run_dir']))}")
     if args.json:
         print_document("train", summary)
     return int(summary["exit"])
 
 
-def _write_report(run_dir: str) -> str:
-    from pathlib import Path
+def _plan_here(resolved: Resolved) -> dict[str, Any]:
+    from paceline.plan.fixed import fixed_plan
 
+    return fixed_plan(resolved, "here")
+
+
+def _write_report(run_dir: Path) -> str:
     from paceline.report.page import write_page
     from paceline.report.summary import summarise
 
-    path = Path(run_dir)
-    return str(write_page([path], [summarise(path)], None))
+    return str(write_page([run_dir], [summarise(run_dir)], None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -73,8 +74,17 @@ def train(session: Session, policy: Policy, observer: Observer, timers: StepTime
     Raises:
         PacelineError: too many bad steps in a row.
     """
-    timers = timers or step_timers(session)
     outcome = Outcome(steps=session.start_step)
+    for _ in iterate(session, policy, observer, outcome, timers):
+        pass
+    return outcome
+
+
+def iterate(
+    session: Session, policy: Policy, observer: Observer, outcome: Outcome, timers: StepTimers | None = None
+) -> Iterator[Step]:
+    """`train`, step by step: yields the record of each step once it is done, and fills `outcome`."""
+    timers = timers or step_timers(session)
     done: Step | None = None
     bad_in_a_row = 0
     session.model.train()
@@ -96,12 +106,12 @@ def train(session: Session, policy: Policy, observer: Observer, timers: StepTime
         if bad_in_a_row >= policy.bad_step_limit:
             observer.step(done)
             raise _too_many_bad_steps(result, bad_in_a_row, policy, step)
+        yield done
         if policy.eval_every and (step + 1) % policy.eval_every == 0 and step + 1 < session.steps:
             _evaluate_all(session, observer, outcome)
     if done is not None:
         _record(session, policy, observer, timers, done)
     _evaluate_all(session, observer, outcome)
-    return outcome
 
 
 def step_timers(session: Session) -> StepTimers:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from paceline.cluster.probe import probe_host
@@ -30,13 +31,13 @@ def resolve_here(job: Job) -> Resolved:
     return resolve_job(job, int(job.launch.procs_per_node or host.default_procs), host)
 
 
-def supervise(job: Job, words: list[str], plan: dict[str, Any] | None = None) -> dict[str, Any]:
+def supervise(job: Job, words: list[str], plan: Callable[[Resolved], dict[str, Any]]) -> dict[str, Any]:
     """Train the job in local worker processes.
 
     Args:
         job: the parsed job.
         words: the command line words that made it, which the workers parse again.
-        plan: what was predicted, for `plan.json`.
+        plan: what is predicted for a resolved job, for `plan.json`.
 
     Returns:
         The summary of `train --json`, less its schema.
@@ -51,8 +52,7 @@ def supervise(job: Job, words: list[str], plan: dict[str, Any] | None = None) ->
         if directory.finished is not None:
             _say(f"{directory.path}: this run is done ({directory.finished['steps']} steps); nothing to do")
             return summary(directory, resolved)
-        if plan is not None:
-            write_atomic(directory.plan_file, json.dumps(plan, indent=1))
+        write_atomic(directory.plan_file, json.dumps(plan(resolved), indent=1))
         result = _run_workers(resolved, directory, words, launched)
         if result.error is not None:
             _record_failure(directory, result)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tomlkit
 
 from paceline.errors import PacelineError, from_record
 from paceline.job.load import LENGTHS, Job
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 RUN_PATH = "PACELINE_RUN_PATH"
 ATTEMPT = "PACELINE_ATTEMPT"
 LAUNCHED = "PACELINE_LAUNCHED"
+
+_opened = itertools.count()
+"""Directories that the ranks of this process group have opened together, in the same order on all."""
 
 _MAY_CHANGE_SECTIONS = ("telemetry", "recovery", "launch", "checkpoint")
 _MAY_CHANGE_KEYS = (
@@ -66,9 +73,26 @@ def join_run(resolved: Resolved, world: World) -> RunDirectory:
     """
     if RUN_PATH in os.environ:
         return RunDirectory.attach(Path(os.environ[RUN_PATH]), int(os.environ[ATTEMPT]))
+    return _shared(lambda: open_run(resolved), world)
+
+
+def open_directory(path: Path, values: dict[str, Any], world: World) -> RunDirectory:
+    """The run directory of a `Trainer`, opened by rank 0 for all ranks.
+
+    Raises:
+        PacelineError: what opening it raised, on every rank alike.
+    """
+    table = tomlkit.dumps({key: str(value) for key, value in values.items()})
+    return _shared(
+        lambda: RunDirectory.open(path, table, values, lambda key: key in LENGTHS or key == "parallel.ranks"), world
+    )
+
+
+def _shared(open_it: Callable[[], RunDirectory], world: World) -> RunDirectory:
+    key = f"run-directory-{next(_opened)}"
     if world.rank == 0:
-        return _open_for_all(resolved, world)
-    told: dict[str, Any] = json.loads(world.store.get("paceline/run"))
+        return _open_for_all(open_it, world, key)
+    told: dict[str, Any] = json.loads(world.store.get(key))
     if "error" in told:
         raise from_record(told["error"])
     directory = RunDirectory.attach(Path(told["path"]), int(told["attempt"]))
@@ -76,12 +100,12 @@ def join_run(resolved: Resolved, world: World) -> RunDirectory:
     return directory
 
 
-def _open_for_all(resolved: Resolved, world: World) -> RunDirectory:
+def _open_for_all(open_it: Callable[[], RunDirectory], world: World, key: str) -> RunDirectory:
     try:
-        directory = open_run(resolved)
+        directory = open_it()
     except PacelineError as error:
-        world.store.set("paceline/run", json.dumps({"error": error.to_record()}, default=str))
+        world.store.set(key, json.dumps({"error": error.to_record()}, default=str))
         raise
     told = {"path": str(directory.path.resolve()), "attempt": directory.attempt, "finished": directory.finished}
-    world.store.set("paceline/run", json.dumps(told, default=str))
+    world.store.set(key, json.dumps(told, default=str))
     return directory

@@ -70,7 +70,7 @@ def build_session(resolved: Resolved, data: PreparedData, world: World) -> Sessi
         device=device, world_size=world.world_size, rank=world.rank, group=group, autocast=autocast,
         flop_per_token=training_flop_per_token(resolved.spec, job.data.sequence_length),
         peak_flop_per_second=measured_peak(resolved.precision, device, group),
-        wait_for_all=_host_barrier(world),
+        wait_for_all=host_barrier(world),
         batch_needs_step=resolved.spec.dropout > 0 or resolved.spec.attention_dropout > 0,
         notes=loader.notes,
     )  # fmt: skip
@@ -137,6 +137,7 @@ def _eval_set(
     return batches
 
 
-def _host_barrier(world: World) -> Callable[[], None]:
+def host_barrier(world: World) -> Callable[[], None]:
+    """A barrier on the host that may be called again and again."""
     count = itertools.count()
-    return lambda: world.host_barrier(f"evaluation-{next(count)}")
+    return lambda: world.host_barrier(f"phase-{next(count)}")

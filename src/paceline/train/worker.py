@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import resource
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -22,6 +26,7 @@ from paceline.job.resolve import Resolved, resolve_job, with_samples
 from paceline.model.generate import generate
 from paceline.model.init import weights_hash
 from paceline.model.spec import parameter_count
+from paceline.model.transformer import Decoder
 from paceline.parallel.collectives import gather_objects
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
@@ -32,21 +37,30 @@ from paceline.train.observe import RunObserver
 from paceline.train.out_of_memory import explain_out_of_memory
 from paceline.train.session import Session
 from paceline.train.startup import build_session
+from paceline.workers.environment import is_supervised
 from paceline.workers.heartbeat import beat
 from paceline.workers.rendezvous import World, join, leave
 from paceline.workers.verdict import reported
 
 SAMPLE_TOKENS = 240
+
+Plan = Callable[[Resolved], dict[str, Any]]
 MAX_HASHED_PARAMETERS = 2_000_000_000
 """The hash of the initial weights reads all of them on one rank: about half a second per billion bytes."""
 
 
-def run_worker(job: Job) -> int:
-    """Train on this rank; returns the exit code. An error becomes the worker's verdict."""
-    return reported(lambda: _run(job))
+def run_worker(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
+    """Train on this rank; returns the exit code. An error becomes the worker's verdict.
+
+    Args:
+        job: the parsed job.
+        plan: what is predicted for a resolved job, written where no supervisor has done so.
+        report: writes the run's report, likewise.
+    """
+    return reported(lambda: _run(job, plan, report))
 
 
-def _run(job: Job) -> int:
+def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
     started = time.time()
     world = join(job.recovery.collective_seconds, start_timeout=float(job.recovery.start_timeout))
     try:
@@ -54,8 +68,13 @@ def _run(job: Job) -> int:
         directory = shared_run.join_run(resolved, world)
         if directory.finished is not None:
             return 0
+        alone = world.rank == 0 and not is_supervised()
         with directory:
+            if alone:
+                write_atomic(directory.plan_file, json.dumps(plan(resolved), indent=1))
             _attempt(resolved, world, directory, started)
+        if alone:
+            report(directory.path)
         return 0
     finally:
         leave(world)
@@ -181,7 +200,7 @@ def _save(
 def _sample(resolved: Resolved, data: PreparedData, session: Session) -> str:
     prompt = [data.tokenizer.separator]
     ids = generate(
-        session.model, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=40, seed=resolved.job.run.seed,
+        cast(Decoder, session.model), prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=40, seed=resolved.job.run.seed,
         vocabulary=data.tokenizer.vocabulary,
     )  # fmt: skip
     return f"sample:\n{data.tokenizer.decode(ids)}"

@@ -1,0 +1,278 @@
+"""The Python face of the product: any module, trained with the same step, run directory, records and report.
+
+    import paceline
+
+    def loss(output, batch):                     # (sum over samples or tokens, weight)
+        return F.cross_entropy(output, batch["label"], reduction="sum"), torch.tensor(float(len(output)))
+
+    trainer = paceline.Trainer(model, loss, data=dataset, global_batch=256)
+    trainer.fit(steps=1000)                      # or: for metrics in trainer.steps(1000): ...
+
+`python script.py` runs it on one process, torchrun on several: the script does not change.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline import __version__
+from paceline.config import COMMAND_LINE, Section, Setting, build
+from paceline.data.evaluation import eval_batches
+from paceline.data.loader import Loader
+from paceline.data.worker import inside_worker
+from paceline.errors import JobError
+from paceline.optim.config import OptimizerSection
+from paceline.optim.optimizer import build_optimizer
+from paceline.optim.schedule import learning_rate
+from paceline.parallel.batch import BatchPlan, plan_batch
+from paceline.parallel.collectives import gather_objects
+from paceline.parallel.config import BatchSection, ParallelSection
+from paceline.parallel.ddp.config import ddp_config
+from paceline.parallel.layout import Layout, resolve_layout
+from paceline.parallel.registry import strategies
+from paceline.run.directory import RunDirectory
+from paceline.run.records import RunFinished, RunStarted, Step
+from paceline.telemetry.config import TelemetrySection
+from paceline.train import loop
+from paceline.train.observe import RunObserver
+from paceline.train.session import Session
+from paceline.train.shared_run import open_directory
+from paceline.train.startup import autocast_of, host_barrier, make_reducer, world_group
+from paceline.train.step import Batch, Forward, Loss, TrainStep, on_device
+from paceline.workers.rendezvous import World, join
+
+COLLECTIVE_SECONDS = 600.0
+SECTIONS: dict[str, type[Section]] = {
+    "optimizer": OptimizerSection,
+    "parallel": ParallelSection,
+    "batch": BatchSection,
+}
+
+
+class Trainer:
+    """Trains `model` on `data` over however many ranks the script was started with.
+
+    Args:
+        model: any module. Its weights on rank 0 are the initial ones of all ranks.
+        loss: `loss(output, batch)` returns (sum, weight); a first parameter called `model` is given the module instead of
+            its output.
+        data: map-style and picklable; items are dicts of arrays, tensors or numbers.
+        global_batch: samples per optimizer step over all ranks.
+        forward: `forward(model, batch)`; by default the module called on `batch["inputs"]`.
+        optimizer: keys of `[optimizer]`, such as `{"name": "sgd", "lr": 0.1}`.
+        layout: "auto", or keys of `[parallel]`, such as `{"precision": "bf16"}`.
+        microbatch: samples per rank and forward; all of them unless given.
+        evals: eval sets by name, map-style.
+        run: the run directory.
+        seed: of the data order.
+        workers: loader processes per rank.
+        log_every, eval_every: steps between log lines and between evaluations (0: at the end only).
+
+    Raises:
+        JobError: the numbers do not divide, a key is unknown, or the run directory belongs to another job.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., tuple[Tensor, Tensor]],
+        *,
+        data: Any,
+        global_batch: int,
+        forward: Forward | None = None,
+        optimizer: Mapping[str, Any] | None = None,
+        layout: Literal["auto"] | Mapping[str, Any] = "auto",
+        microbatch: int | None = None,
+        evals: Mapping[str, Any] | None = None,
+        run: str | Path = "runs/trainer",
+        seed: int = 0,
+        workers: int = 1,
+        log_every: int = 10,
+        eval_every: int = 0,
+    ) -> None:
+        _refuse_loader_worker()
+        parallel = {} if layout == "auto" else dict(layout)
+        batch = {"global_batch": global_batch} | ({} if microbatch is None else {"microbatch": microbatch})
+        tables = {"optimizer": dict(optimizer or {}), "parallel": parallel, "batch": batch}
+        self._values = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+        settings = {key: Setting(value, COMMAND_LINE) for key, value in self._values.items()}
+        sections = build(SECTIONS, settings)
+        self._optimizer: OptimizerSection = sections["optimizer"]  # type: ignore[assignment]
+        self._parallel: ParallelSection = sections["parallel"]  # type: ignore[assignment]
+        self._batch_section: BatchSection = sections["batch"]  # type: ignore[assignment]
+        self._settings = settings
+        self.model = model
+        self._forward, self._loss = _user_functions(forward, loss)
+        self._data, self._evals = data, dict(evals or {})
+        self._run, self._seed, self._workers = Path(run), seed, workers
+        self._policy = loop.Policy(
+            log_every,
+            eval_every,
+            stop_on_bad_step=self._optimizer.bad_step == "stop",
+            max_bad_steps=int(self._optimizer.max_bad_steps),
+        )
+
+    def fit(self, steps: int) -> dict[str, Any]:
+        """Train for `steps` optimizer steps; returns `steps`, `loss`, `grad_norm`, `evals`, `samples_per_second`."""
+        for _ in self.steps(steps):
+            pass
+        return self._summary
+
+    def steps(self, steps: int) -> Iterator[Step]:
+        """Train for `steps` optimizer steps, yielding the record of each. Leaving early ends the run there."""
+        world = join_once()
+        session, directory, plan, layout = self._start(world, steps)
+        observer = RunObserver(
+            directory, world.rank, steps=steps, log_every=self._policy.log_every, telemetry=TelemetrySection()
+        )
+        outcome = loop.Outcome(steps=0)
+        with directory, observer:
+            try:
+                if session.is_writer:
+                    observer.write(self._started(session, directory, plan, layout))
+                yield from loop.iterate(session, self._policy, observer, outcome)
+                if session.is_writer:
+                    observer.write(_finished(session, outcome))
+            finally:
+                session.batches.close()
+                session.step.reducer.close()
+        self._summary = {
+            "steps": outcome.steps,
+            "loss": outcome.loss,
+            "grad_norm": outcome.grad_norm,
+            "evals": dict(outcome.evals),
+            "samples_per_second": outcome.tokens_per_second,
+        }
+
+    def _start(self, world: World, steps: int) -> tuple[Session, RunDirectory, BatchPlan, Layout]:
+        layout = resolve_layout(self._parallel, world.world_size, lambda key: key in self._settings)
+        strategies(layout)
+        plan = plan_batch(self._batch_section, layout, lambda per_rank: (per_rank, "all samples of a rank"))
+        device, group = world.device, world_group(world)
+        _same_weights(self.model.to(device), group)
+        precision = "fp32" if self._parallel.precision == "auto" else self._parallel.precision
+        autocast = autocast_of(precision, device) if precision == "bf16" else nullcontext
+        step = TrainStep(
+            self.model, self._forward, self._loss,
+            build_optimizer(self._optimizer, self.model.named_parameters()),
+            make_reducer(self.model, group, ddp_config(self._parallel)),
+            group=group, prescale=1.0 / plan.global_batch, clip_norm=self._optimizer.clip_norm,
+            device=device, autocast=autocast,
+        )  # fmt: skip
+        loader = Loader(
+            self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=world.rank,
+            dp_degree=layout.dp, seed=self._seed, steps=steps, workers=self._workers,
+        )  # fmt: skip
+        session = Session(
+            model=self.model, step=step, forward=self._forward, loss=self._loss, batches=loader,
+            evals={name: self._eval_set(dataset, plan, world) for name, dataset in self._evals.items()},
+            schedule=lambda at: learning_rate(self._optimizer, at, steps, plan.global_batch),
+            steps=steps, tokens_per_step=plan.global_batch, samples_per_step=plan.global_batch, device=device,
+            world_size=world.world_size, rank=world.rank, group=group, autocast=autocast,
+            wait_for_all=host_barrier(world),
+        )  # fmt: skip
+        values = {**self._values, "run.steps": steps, "run.seed": self._seed, "parallel.ranks": world.world_size}
+        return session, open_directory(self._run, values, world), plan, layout
+
+    def _eval_set(self, dataset: Any, plan: BatchPlan, world: World) -> Callable[[], Iterator[Batch]]:
+        def batches() -> Iterator[Batch]:
+            for batch in eval_batches(
+                dataset, microbatch=plan.microbatch, dp_rank=world.rank, dp_degree=world.world_size
+            ):
+                yield on_device(batch, world.device)
+
+        return batches
+
+    def _started(self, session: Session, directory: RunDirectory, plan: BatchPlan, layout: Layout) -> RunStarted:
+        return RunStarted(
+            step=0, run_id=directory.run_id, job_digest=directory.job_digest, world_size=session.world_size,
+            layout=dict(layout.degrees()), device=str(session.device), precision=self._parallel.precision, compile=False,
+            microbatch=plan.microbatch, accumulation=plan.accumulation, global_batch=plan.global_batch,
+            sequence_length=1, parameters=sum(p.numel() for p in self.model.parameters()), flop_per_token=0.0,
+            flop_convention="none", versions={"paceline": __version__, "torch": str(torch.__version__)},
+            launched=time.time(),
+        )  # fmt: skip
+
+
+_world: World | None = None
+
+
+def join_once() -> World:
+    """This process's place, joined at the first call: several trainers of a script share one process group."""
+    global _world
+    if _world is None:
+        if dist.is_initialized():
+            device = (
+                torch.device("cpu")
+                if not torch.cuda.is_available()
+                else torch.device("cuda", torch.cuda.current_device())
+            )
+            raise JobError(
+                f"a process group exists already ({dist.get_world_size()} ranks on {device})",
+                hint="Let paceline.Trainer make the process group: remove init_process_group from the script.",
+            )
+        _world = join(COLLECTIVE_SECONDS)
+    return _world
+
+
+def _user_functions(forward: Forward | None, loss: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Forward, Loss]:
+    first = next(iter(inspect.signature(loss).parameters), "")
+    if first == "model":
+        if forward is not None:
+            raise JobError("loss(model, batch) runs the forward itself; forward has no effect beside it", key="forward")
+        # The module itself takes the place of its output.
+        return (lambda model, batch: model), loss
+    return forward or _call_on_inputs, loss
+
+
+def _call_on_inputs(model: nn.Module, batch: Batch) -> Any:
+    if "inputs" not in batch:
+        raise JobError(
+            f'the batch has no "inputs" to call the model on; it has {", ".join(sorted(batch))}',
+            key="forward",
+            values={"keys": sorted(batch)},
+            hint="Pass forward=lambda model, batch: model(batch[...]).",
+        )
+    return model(batch["inputs"])
+
+
+def _same_weights(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Rank 0's weights and buffers on every rank."""
+    meta = [name for name, p in model.named_parameters() if p.is_meta]
+    if meta:
+        raise JobError(
+            f"parameter {meta[0]} is on the meta device", key="model", hint="Give the model its weights first."
+        )
+    shapes = gather_objects([(n, tuple(p.shape), str(p.dtype)) for n, p in model.named_parameters()], group)
+    for rank, other in enumerate(shapes):
+        if other != shapes[0]:
+            raise JobError(f"rank {rank} built another model than rank 0", key="model", values={"rank": rank})
+    if group is not None:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor, 0, group=group)
+
+
+def _finished(session: Session, outcome: loop.Outcome) -> RunFinished:
+    return RunFinished(
+        step=outcome.steps, exit=0, reason="done", steps=outcome.steps, samples=outcome.steps * session.samples_per_step,
+        loss=outcome.loss, eval_loss=next(iter(outcome.evals.values()), None), tokens=outcome.tokens,
+        seconds=outcome.seconds, tokens_per_second=outcome.tokens_per_second,
+    )  # fmt: skip
+
+
+def _refuse_loader_worker() -> None:
+    if inside_worker():
+        raise JobError(
+            "a loader worker runs the script again and came to paceline.Trainer",
+            hint='Put the training under: if __name__ == "__main__":',
+        )

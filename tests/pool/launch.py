@@ -43,11 +43,11 @@ class Running:
 
     @property
     def stdout(self) -> str:
-        return self._out.read_text(errors="replace")
+        return self._out.read_bytes().decode(errors="replace")
 
     @property
     def stderr(self) -> str:
-        return self._err.read_text(errors="replace")
+        return self._err.read_bytes().decode(errors="replace")
 
     def signal(self, number: int) -> None:
         """Sends to the command alone, as `kill PID` does."""

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 
 from paceline.errors import JobError, Preempted
 from paceline.workers.heartbeat import beat
@@ -113,22 +112,10 @@ def never_joins() -> int:
     return 0
 
 
-def drift(seconds: str) -> int:
-    """Rank 0 needs longer for its evaluation than a collective may take. BL-87"""
-    import torch
-    import torch.distributed as dist
-
-    from paceline.workers.rendezvous import join, leave
-
-    world = join(1.5)
-    if world.rank == 0:
-        time.sleep(float(seconds))
-    world.host_barrier("evaluation")
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    if world.rank == 0:
-        print(f"sum {total.item():.0f}")
-    leave(world)
+def refuse_without_torch() -> int:
+    if os.environ["RANK"] == "1":
+        fail("refuse")
+    time.sleep(600)
     return 0
 
 
@@ -136,15 +123,6 @@ def bound_mask() -> int:
     from paceline.workers.rendezvous import join, leave
 
     leave(join(30.0))
-    return 0
-
-
-def join_only(run_id: str, start_timeout: str) -> int:
-    """Outside of our launcher, with the variables of the caller."""
-    from paceline.workers.rendezvous import join, leave
-
-    leave(join(30.0, start_timeout=float(start_timeout), run_id=run_id))
-    Path("joined").touch()
     return 0
 
 

@@ -1,0 +1,70 @@
+"""Starts a benchmark's ranks as `paceline train` starts its own: same affinity, threads, supervision. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import ROOT, say
+from paceline.job.load import load_job, split_words
+from paceline.job.resolve import Resolved
+from paceline.train.run import resolve_here
+from paceline.train.shared_run import open_run, worker_environment
+from paceline.workers import affinity
+from paceline.workers.start import plan_here, start
+from paceline.workers.watch import watch
+
+PROCS = 2
+
+
+def run_ranks(module: str, words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    """Run `python -m MODULE` on the ranks of a job, in a run directory that is removed afterwards.
+
+    Args:
+        module: a program that calls `ranks.join_ranks` and `ranks.tell`.
+        words: job file and overrides.
+        options: what the program is told beside the job.
+
+    Returns:
+        What rank 0 told.
+
+    Raises:
+        PacelineError: what the ranks came to.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+        all_words = [*words, f"run.dir={json.dumps(folder)}", f"launch.procs_per_node={PROCS}"]
+        resolved = resolve(all_words)
+        told = Path(folder) / "told.json"
+        given = Path(folder) / "options.json"
+        given.write_text(json.dumps(options), encoding="utf-8")
+        _run(resolved, module, [str(given), str(told), *all_words])
+        document: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+        return document
+
+
+def resolve(words: Sequence[str]) -> Resolved:
+    """A job's words as numbers on this host."""
+    return resolve_here(load_job(*split_words(words)))
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with the benchmarks importable from anywhere."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+
+
+def _run(resolved: Resolved, module: str, argv: list[str]) -> None:
+    launch = resolved.job.launch
+    cpus = plan_here(PROCS, launch.threads, launch.affinity == "auto")
+    say(f"  {affinity.describe(cpus, affinity.cpu_quota(), os.environ)}")
+    with open_run(resolved) as directory:
+        env = {**environment(), **worker_environment(directory, time.time())}
+        with start(argv, procs=PROCS, module=module, run_id=directory.run_id, cpus=cpus, env=env) as group:
+            result = watch(group)
+    if result.error is not None:
+        raise result.error

@@ -65,7 +65,7 @@ def save(
         "commit": commit(),
         "machine": machine(),
         "versions": versions(),
-        "job": list(job),
+        "job": [word.replace(f"{ROOT}/", "") for word in job],
         "figures": [{**asdict(f), "verdict": f.verdict} for f in figures],
         "details": details,
     }
@@ -99,7 +99,7 @@ def machine() -> dict[str, Any]:
         "devices": host.devices,
         "device": host.device_name,
         "compiler": host.compiler is not None,
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),
         "load_average": list(os.getloadavg()),
     }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-
 from benchmarks.handwritten import Handwritten
 from benchmarks.recipe import recipe_of
+
 from paceline.cluster.probe import probe_host
 from paceline.job.load import load_job
 from paceline.job.resolve import resolve_job

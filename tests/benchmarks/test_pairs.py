@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from benchmarks.pairs import Budget, bootstrap_median, first_goes_first, relative_difference, speed_ratios
 
 

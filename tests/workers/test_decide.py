@@ -39,7 +39,7 @@ def test_an_echo_never_hides_its_cause() -> None:
     dead = Ending(2, -9, 3.0, None, beat=Beat(3, "forward", 0.0, 0.0, 8))
     found = decision([echo, timeout, dead])
     assert found.rank == 2
-    assert "signal 9 (SIGKILL): killed from outside, likely out of memory at step 3" in found.error.message
+    assert "was ended at step 3 by signal 9 (SIGKILL): killed from outside, likely out of memory" in found.error.message
 
 
 # BL-74

@@ -96,14 +96,14 @@ def test_beats_are_never_read_half_written(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        seen = [heartbeat.read(path) for _ in range(2000)]
+        seen = [heartbeat.read(path) for _ in range(200)]
     finally:
         stop.set()
         writer.join()
         heartbeat._pages.clear()
         heartbeat.beat(-1, "starting")
     whole = [beat for beat in seen if beat is not None]
-    assert len(whole) > 100
+    assert len(whole) > 20
     assert all(beat.phase == f"phase {beat.step}" for beat in whole)
 
 

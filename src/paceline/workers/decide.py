@@ -201,7 +201,7 @@ def _died(first: Ending, world_size: int) -> PacelineError:
             hint="Lower batch.microbatch or start fewer processes.",
         )
     return WorkerFailed(
-        f"{who} was ended by {signal_reason(-code)}{_at(step, phase)}{_quoted(first.tail)}",
+        f"{who} was ended{_at(step, phase)} by {signal_reason(-code)}{_quoted(first.tail)}",
         values=values,
         hint="Look for it in dmesg, or lower batch.microbatch if memory is short." if code == -9 else None,
     )

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from paceline import __version__
 from paceline.config import COMMAND_LINE, Section, Setting, build
 from paceline.data.evaluation import eval_batches
-from paceline.data.loader import Loader
+from paceline.data.loader import IterableLoader, Loader
 from paceline.data.worker import inside_worker
 from paceline.errors import JobError
 from paceline.optim.config import OptimizerSection
@@ -65,7 +65,8 @@ class Trainer:
         model: any module. Its weights on rank 0 are the initial ones of all ranks.
         loss: `loss(output, batch)` returns (sum, weight); a first parameter called `model` is given the module instead of
             its output.
-        data: map-style and picklable; items are dicts of arrays, tensors or numbers.
+        data: map-style and picklable; items are dicts of arrays, tensors or numbers. Or an iterable of such items, each
+            rank its own: the run ends for all ranks when one of them has no further step.
         global_batch: samples per optimizer step over all ranks.
         forward: `forward(model, batch)`; by default the module called on `batch["inputs"]`.
         optimizer: keys of `[optimizer]`, such as `{"name": "sgd", "lr": 0.1}`.
@@ -140,6 +141,8 @@ class Trainer:
                 if session.is_writer:
                     observer.write(self._started(session, directory, plan, layout))
                 yield from loop.iterate(session, self._policy, observer, outcome)
+                if isinstance(session.batches, IterableLoader) and (ended := session.batches.report()):
+                    observer.say(ended)
                 if session.is_writer:
                     observer.write(_finished(session, outcome))
             finally:
@@ -168,10 +171,7 @@ class Trainer:
             group=group, prescale=1.0 / plan.global_batch, clip_norm=self._optimizer.clip_norm,
             device=device, autocast=autocast,
         )  # fmt: skip
-        loader = Loader(
-            self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=world.rank,
-            dp_degree=layout.dp, seed=self._seed, steps=steps, workers=self._workers,
-        )  # fmt: skip
+        loader = self._loader(world, plan, layout, steps)
         session = Session(
             model=self.model, step=step, forward=self._forward, loss=self._loss, batches=loader,
             evals={name: self._eval_set(dataset, plan, world) for name, dataset in self._evals.items()},
@@ -182,6 +182,18 @@ class Trainer:
         )  # fmt: skip
         values = {**self._values, "run.steps": steps, "run.seed": self._seed, "parallel.ranks": world.world_size}
         return session, open_directory(self._run, values, world), plan, layout
+
+    def _loader(self, world: World, plan: BatchPlan, layout: Layout, steps: int) -> Loader | IterableLoader:
+        group = world_group(world)
+        if not hasattr(self._data, "__getitem__"):
+            return IterableLoader(
+                self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=world.rank,
+                dp_degree=layout.dp, steps=steps, agree=lambda has: gather_objects(has, group),
+            )  # fmt: skip
+        return Loader(
+            self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=world.rank,
+            dp_degree=layout.dp, seed=self._seed, steps=steps, workers=self._workers,
+        )  # fmt: skip
 
     def _eval_set(self, dataset: Any, plan: BatchPlan, world: World) -> Callable[[], Iterator[Batch]]:
         def batches() -> Iterator[Batch]:

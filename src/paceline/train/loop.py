@@ -96,7 +96,11 @@ def iterate(
             with timers.overhead("records"):
                 _record(session, policy, observer, timers, done)
         beat(step, "waiting for data")
-        microbatches = _on_device(next(batches), session, step)
+        read = next(batches, None)
+        if read is None:
+            # A stream that ended: its ranks have agreed on that, so all of them stop here.
+            break
+        microbatches = _on_device(read, session, step)
         timers.mark("data_wait")
         beat(step, "training step")
         result = session.step(microbatches, session.schedule(step), timers.mark)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.cluster.probe import probe_host
+from paceline.data.prepare import prepare
 from paceline.errors import DiskFull, PacelineError
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, resolve_job
@@ -90,6 +91,8 @@ def _run_workers(resolved: Resolved, directory: RunDirectory, words: list[str], 
     ) as group:
         _say(*_opening(resolved, directory))
         _say(affinity.describe(cpus, quota, os.environ), *affinity.warnings(cpus, quota, os.environ))
+        # The workers import torch meanwhile; a wrong source is told before they are done, progress on a real terminal.
+        prepare(job.data)
         return _watched(resolved, group)
 
 

@@ -18,7 +18,7 @@ class Engine(Section):
     tank: Bytes = Bytes(1)
     pause: Seconds | None = None
     laps: Annotated[Count | None, Meta(extra=AUTO)] = None
-    tuning: dict[str, float] = {}
+    tuning: dict[str, float] = {}  # noqa: RUF012 (msgspec copies it)
 
 
 SECTIONS: dict[str, type[Section]] = {"engine": Engine}

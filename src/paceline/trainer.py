@@ -38,6 +38,7 @@ from paceline.parallel.collectives import gather_objects
 from paceline.parallel.config import BatchSection, ParallelSection
 from paceline.parallel.ddp.config import ddp_config
 from paceline.parallel.layout import Layout, resolve_layout
+from paceline.parallel.precision.apply import autocast_of
 from paceline.parallel.registry import strategies
 from paceline.run.directory import RunDirectory
 from paceline.run.records import RunFinished, RunStarted, Step
@@ -46,7 +47,7 @@ from paceline.train import loop
 from paceline.train.observe import RunObserver
 from paceline.train.session import Session
 from paceline.train.shared_run import open_directory
-from paceline.train.startup import autocast_of, host_barrier, make_reducer, world_group
+from paceline.train.startup import host_barrier, make_reducer, world_group
 from paceline.train.step import Batch, Forward, Loss, TrainStep, on_device
 from paceline.workers.rendezvous import World, join
 

@@ -70,7 +70,7 @@ def test_a_held_directory_is_refused_and_ctrl_c_leaves_130(launch: Launcher, tex
     running.signal_all(signal.SIGINT)
     done = running.wait(timeout=30)
     assert done.returncode == 130 and "Traceback" not in done.stderr
-    finished = [r for r in read_records(text / "runs" / "default", kinds=("run_finished",))]
+    finished = list(read_records(text / "runs" / "default", kinds=("run_finished",)))
     assert [r["exit"] for r in finished] == [130]
 
 

@@ -20,8 +20,9 @@ from paceline.cluster.probe import Host
 from paceline.job.load import load_job
 from paceline.job.resolve import Resolved, resolve_job
 from paceline.optim.optimizer import build_optimizer
+from paceline.parallel.precision.apply import autocast_of
 from paceline.train.language import language_functions
-from paceline.train.startup import autocast_of, build_model, make_reducer
+from paceline.train.startup import build_model, make_reducer
 from paceline.train.step import TrainStep
 
 HOST = Host("test", "cpu", 0, "cpu", 2**34, 4, 2**34, True, None)

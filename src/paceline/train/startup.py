@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,14 +26,14 @@ from paceline.model.transformer import Decoder
 from paceline.optim.optimizer import build_optimizer
 from paceline.optim.schedule import learning_rate
 from paceline.parallel.collectives import gather_objects
+from paceline.parallel.compile.apply import compile_blocks
 from paceline.parallel.ddp.apply import BucketReducer, LocalReducer
 from paceline.parallel.ddp.config import DdpConfig
+from paceline.parallel.precision.apply import DTYPES, autocast_of
 from paceline.train.language import language_functions
 from paceline.train.session import Session
 from paceline.train.step import Batch, Reducer, TrainStep, on_device
 from paceline.workers.rendezvous import World
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
 def build_session(resolved: Resolved, data: PreparedData, world: World) -> Session:
@@ -84,8 +82,7 @@ def build_model(resolved: Resolved, device: torch.device) -> nn.Module:
         model = model.double()
     initialise(model, resolved.spec, resolved.job.run.seed, device)
     if resolved.compile:
-        for block in model.blocks.values():
-            block.compile(dynamic=False)
+        compile_blocks(model.blocks.values())
     return model
 
 
@@ -97,13 +94,6 @@ def world_group(world: World) -> dist.ProcessGroup | None:
 def make_reducer(model: nn.Module, group: dist.ProcessGroup | None, config: DdpConfig) -> Reducer:
     """What sums gradients over the data ranks."""
     return LocalReducer(model.parameters()) if group is None else BucketReducer(model.parameters(), group, config)
-
-
-def autocast_of(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """The context of forward and loss: bf16 autocast, or nothing."""
-    if precision != "bf16":
-        return nullcontext
-    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def measured_peak(precision: str, device: torch.device, group: dist.ProcessGroup | None) -> float:

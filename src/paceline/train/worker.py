@@ -28,6 +28,7 @@ from paceline.model.init import weights_hash
 from paceline.model.spec import parameter_count
 from paceline.model.transformer import Decoder
 from paceline.parallel.collectives import gather_objects
+from paceline.parallel.compile.apply import recompiles
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.run.records import Checkpoint, Derivation, RunFinished, RunStarted
@@ -200,8 +201,8 @@ def _save(
 def _sample(resolved: Resolved, data: PreparedData, session: Session) -> str:
     prompt = [data.tokenizer.separator]
     ids = generate(
-        cast(Decoder, session.model), prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=40, seed=resolved.job.run.seed,
-        vocabulary=data.tokenizer.vocabulary,
+        cast(Decoder, session.model), prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=40,
+        seed=resolved.job.run.seed, vocabulary=data.tokenizer.vocabulary,
     )  # fmt: skip
     return f"sample:\n{data.tokenizer.decode(ids)}"
 
@@ -212,9 +213,3 @@ def peak_memory_bytes(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def recompiles() -> int:
-    """Graphs compiled beyond the first of each block, by torch's own counter."""
-    counters = torch._dynamo.utils.counters
-    return int(counters["recompiles"].total()) if "recompiles" in counters else 0

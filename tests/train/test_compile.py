@@ -1,0 +1,75 @@
+"""Compiled blocks: the same result, no graph per step, and ranks that compile at different times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from paceline.model.config import ModelSection
+from paceline.model.init import initialise
+from paceline.model.spec import resolve
+from paceline.model.transformer import Decoder
+from paceline.optim.config import OptimizerSection
+from paceline.optim.optimizer import build_optimizer
+from paceline.parallel.compile.apply import compile_blocks, recompiles
+from paceline.parallel.ddp.config import DdpConfig
+from paceline.train.language import language_functions
+from paceline.train.startup import make_reducer
+from paceline.train.step import TrainStep
+from tests.pool.pool import Pool
+
+LENGTHS = (16, 32, 48)
+SPEC = resolve(ModelSection(num_layers=3, dim=32, num_heads=2, ffn_dim=32, vocab_size=64, max_sequence_length=64))
+CPU = torch.device("cpu")
+
+
+def train(rank: int, world: int, steps: int, compiled: bool, delay: float) -> tuple[list[float], list[int]]:
+    """Losses, and the graphs compiled beyond the first after each step. Lengths differ by step and rank."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = Decoder(SPEC).double()
+    initialise(model, SPEC, 0, CPU)
+    if compiled:
+        compile_blocks(model.blocks.values(), backend="aot_eager")
+    forward, loss = language_functions(SPEC, 0)
+    group = dist.group.WORLD if world > 1 else None
+    step = TrainStep(
+        model, forward, loss, build_optimizer(OptimizerSection(name="sgd"), model.named_parameters()),
+        make_reducer(model, group, DdpConfig()), group=group, prescale=1 / 64, clip_norm=1.0, device=CPU,
+    )  # fmt: skip
+    losses, counts = [], []
+    for at in range(steps):
+        if at == 0 and rank == 1:
+            time.sleep(delay)
+        losses.append(step([_batch(at, rank)], 0.1).loss)
+        counts.append(recompiles())
+    return losses, counts
+
+
+def _batch(step: int, rank: int) -> dict[str, torch.Tensor]:
+    length = LENGTHS[(step + rank) % 3]
+    tokens = torch.randint(0, 64, (2, length + 1), generator=torch.Generator().manual_seed(10 * step + rank))
+    return {"tokens": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
+
+
+def _last(counts: Sequence[int]) -> int:
+    return counts[-1]
+
+
+@pytest.mark.limit(120)
+def test_lengths_that_differ_by_rank_compile_a_bounded_number_of_graphs(pool: Pool) -> None:  # BL-85
+    eager = pool.run(train, 2, 20, False, 0.0, timeout=60)
+    compiled = pool.run(train, 2, 20, True, 3.0, timeout=90)
+    for (losses, _), (wanted, _) in zip(compiled, eager, strict=True):
+        assert losses == pytest.approx(wanted, rel=1e-6)
+    for _, counts in compiled:
+        # a graph per length serves all three layers: two beyond the first, all of them in the first three steps
+        assert counts[2] == counts[-1] == len(LENGTHS) - 1
+
+
+def test_eager_blocks_compile_nothing() -> None:
+    assert _last(train(0, 1, 2, False, 0.0)[1]) == 0

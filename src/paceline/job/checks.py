@@ -60,6 +60,12 @@ _RULES = (
 )
 
 
+def without_effect(values: Iterable[tuple[str, Any]]) -> set[str]:
+    """Keys that have no effect beside the other values, whoever set them."""
+    held = dict(values)
+    return {rule.key for rule in _RULES if rule.when(held)}
+
+
 def check_effects(values: Iterable[tuple[str, Any]], is_set: Callable[[str], bool]) -> None:
     """Refuse what the user set without effect.
 

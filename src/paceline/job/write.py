@@ -9,6 +9,7 @@ import msgspec
 import tomlkit
 from tomlkit.items import InlineTable, Table
 
+from paceline.job.checks import without_effect
 from paceline.job.load import SECTIONS, Job
 from paceline.job.resolve import Resolved
 from paceline.units import Seconds
@@ -45,7 +46,7 @@ def resolved_values(resolved: Resolved) -> dict[str, Any]:
         values["parallel.reduce_dtype"] = "bf16" if resolved.ddp.reduce_bf16 else own
     else:
         values |= {f"parallel.{key}": None for key in ("bucket_bytes", "overlap", "reduce_dtype")}
-    return values
+    return values | dict.fromkeys(without_effect(resolved.job.values()))
 
 
 def resolved_toml(resolved: Resolved) -> str:

@@ -27,6 +27,7 @@ class LiveLine:
         start_step: the step the attempt begins after.
         enabled: whether this rank is the writer.
         stream: where to write; standard error unless given.
+        columns: width of the terminal at the other end of a pipe; None where the stream speaks for itself.
         clock: seconds, monotonic.
     """
 
@@ -38,6 +39,7 @@ class LiveLine:
         start_step: int = 0,
         enabled: bool = True,
         stream: TextIO | None = None,
+        columns: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_steps
@@ -50,7 +52,8 @@ class LiveLine:
         self._last_step = start_step
         self._last_time: float | None = None
         self._drawn = -math.inf
-        self._bar = _Bar(self._stream, total_steps, start_step) if enabled and self._stream.isatty() else None
+        on_terminal = enabled and (columns is not None or self._stream.isatty())
+        self._bar = _Bar(self._stream, total_steps, start_step, columns) if on_terminal else None
 
     def update(self, step: Step) -> None:
         """Show a step that is done."""
@@ -137,9 +140,11 @@ class LiveLine:
 class _Bar:
     """A rich progress bar; rich is loaded here, for terminals alone."""
 
-    def __init__(self, stream: TextIO, total: int, start: int) -> None:
+    def __init__(self, stream: TextIO, total: int, start: int, columns: int | None) -> None:
         progress = importlib.import_module("rich.progress")
-        console = importlib.import_module("rich.console").Console(file=stream)
+        console = importlib.import_module("rich.console").Console(
+            file=stream, width=columns, force_terminal=True if columns is not None else None
+        )
         columns = (
             progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             progress.BarColumn(bar_width=20),

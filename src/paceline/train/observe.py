@@ -10,6 +10,7 @@ from paceline.run.records import Record, Step
 from paceline.telemetry.config import TelemetrySection
 from paceline.telemetry.exporters import Exporter, TensorBoardExporter
 from paceline.telemetry.line import LiveLine
+from paceline.workers.environment import terminal_columns
 
 
 class RunObserver:
@@ -34,7 +35,9 @@ class RunObserver:
     ) -> None:
         self._is_writer = rank == 0
         self._records = directory.writer(f"rank{rank}")
-        self._line = LiveLine(steps, log_every, start_step=start_step, enabled=self._is_writer)
+        self._line = LiveLine(
+            steps, log_every, start_step=start_step, enabled=self._is_writer, columns=terminal_columns()
+        )
         self._exporters: list[Exporter] = []
         if self._is_writer and telemetry.tensorboard:
             self._exporters.append(TensorBoardExporter(directory.path / "tensorboard", start_step))

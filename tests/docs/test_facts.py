@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
@@ -104,6 +105,26 @@ def test_the_tree_in_errors_is_the_tree_of_errors() -> None:
     for kind in _tree(errors.PacelineError):
         assert kind.__name__ in (errors.__doc__ or "")
         assert int(drawn.get(kind.__name__, kind.exit_code)) == kind.exit_code
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    said = _texts_of_the_code()
+    rows = [row for table in tables((GUIDE / "troubleshooting.md").read_text()) for row in table[1:]]
+    assert len(rows) > 40
+    for message, *_ in rows:
+        for fragment in re.split(r"\.\.\.", message.replace("'", "")):
+            words = fragment.strip(" ,;:()")
+            assert words in said or len(words) < 4, f"{message!r}: no message says {words!r}"
+
+
+def _texts_of_the_code() -> str:
+    """All text constants but docstrings, the parts of f-strings among them; quotes left out."""
+    nodes = [n for path in (ROOT / "src").rglob("*.py") for n in ast.walk(ast.parse(path.read_text()))]
+    docstrings = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
+    texts = [
+        n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in docstrings
+    ]
+    return "\n".join(texts).replace("'", "")
 
 
 def _tree(kind: type[errors.PacelineError]) -> list[type[errors.PacelineError]]:

@@ -13,7 +13,7 @@ from tests.pool.pool import ROOT
 
 JOBS = sorted((ROOT / "examples").glob("*.toml"))
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
-SMALL = ["run.steps=2", "batch.global_batch=4", "data.eval_sequences=4", "data.source=text"]
+SMALL = ["run.steps=2", "model.num_layers=2", "batch.global_batch=4", "data.eval_sequences=4", "data.source=text"]
 """Two steps over little text, which take seconds whatever the model."""
 
 

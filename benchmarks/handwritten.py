@@ -14,6 +14,7 @@ Shapes: B sequences, L positions, V vocabulary, N = B x L tokens.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import math
 import os
@@ -35,6 +36,9 @@ from paceline.data.dataset import TokenDataset
 from paceline.model.attention import Documents
 from paceline.model.init import initialise
 from paceline.model.transformer import Decoder
+
+HANG_SECONDS = 90.0
+"""A rank that has not ended by then shows where it stands and goes: torchrun has no limit of its own."""
 
 
 class Handwritten:
@@ -122,6 +126,7 @@ class Handwritten:
 
 def main(job: str, out: str) -> None:
     """Three steps under torchrun; rank 0 leaves the times of the first (seconds since the epoch)."""
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     recipe, dataset = pickle.loads(Path(job).read_bytes())
@@ -136,6 +141,7 @@ def main(job: str, out: str) -> None:
         told = {"began": began, "ended": ended, "loss": loss, "threads": torch.get_num_threads(), "pid": os.getpid()}
         Path(out).write_text(json.dumps(told), encoding="utf-8")
     dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from benchmarks.ranks import Rank, join_ranks
 from benchmarks.recipe import recipe_of
 from benchmarks.sides import PacelineSide, Side
 from paceline.parallel.collectives import gather_objects
-from paceline.train.worker import recompiles
+from paceline.parallel.compile.apply import recompiles
 
 OTHERS = {
     "handwritten": "benchmarks.sides:HandwrittenSide",

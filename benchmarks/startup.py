@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ WORDS = [
     str(ROOT / "examples" / "tiny.toml"), "run.steps=3", "data.eval_fraction=0", "parallel.precision=fp32",
     f"launch.procs_per_node={PROCS}",
 ]  # fmt: skip
+
+
+class CommandFailed(Exception):
+    """A command of either side ended with another exit code than 0."""
 
 
 def script(name: str) -> list[str]:
@@ -84,7 +89,7 @@ def _run(command: list[str]) -> None:
     )
     if done.returncode != 0:
         say(done.stdout + done.stderr)
-        raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
+        raise CommandFailed(f"{' '.join(command)} ended with exit code {done.returncode}")
 
 
 def measure(pairs: int) -> list[dict[str, dict[str, float]]]:
@@ -98,13 +103,22 @@ def measure(pairs: int) -> list[dict[str, dict[str, float]]]:
         (folder / "job.pickle").write_bytes(pickle.dumps((recipe_of(resolved), data.train)))
         for pair in range(-1, pairs):
             order = list(sides) if first_goes_first(pair) else list(sides)[::-1]
-            taken = {side: sides[side](folder) for side in order}
+            taken = {side: _with_one_retry(sides[side], folder) for side in order}
             if pair >= 0:
                 found.append(taken)
                 say(
                     f"  pair {pair + 1}/{pairs}: {taken['paceline']['ended']:.2f} s / {taken['handwritten']['ended']:.2f} s"
                 )
     return found
+
+
+def _with_one_retry(run: Callable[[Path], dict[str, float]], folder: Path) -> dict[str, float]:
+    """A run that failed counts for nothing; one that fails twice ends the program."""
+    try:
+        return run(folder)
+    except CommandFailed as failure:
+        say(f"  once more: {failure}")
+        return run(folder)
 
 
 def difference(found: list[dict[str, dict[str, float]]], what: str) -> Interval:

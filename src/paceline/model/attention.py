@@ -8,15 +8,21 @@ Shapes: B sequences, L positions, H query heads, G key and value heads, K head w
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import importlib
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from paceline.model.attention_cpu import wants_wide_backward, wide_backward
 from paceline.model.dropout import AttentionDropout, drop_attention
+
+varlen_attn: Any = None
+"""torch's variable-length kernel. Only CUDA has it, and importing it loads the compiler, which takes seconds."""
+
+if torch.cuda.is_available():
+    varlen_attn = importlib.import_module("torch.nn.attention.varlen").varlen_attn
 
 
 class Documents(NamedTuple):

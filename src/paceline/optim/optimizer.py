@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +37,29 @@ def build_optimizer(
     """AdamW or SGD with fused kernels. The learning rate is set at each step."""
     groups = parameter_groups(named, optimizer.weight_decay)
     if optimizer.name == "adamw":
-        return torch.optim.AdamW(groups, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
-    return torch.optim.SGD(groups, lr=optimizer.lr, momentum=optimizer.momentum, fused=True)
+        adamw = without_compiler(torch.optim.AdamW)
+        return adamw(groups, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
+    return without_compiler(torch.optim.SGD)(groups, lr=optimizer.lr, momentum=optimizer.momentum, fused=True)
+
+
+@functools.cache
+def without_compiler(base: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """`base` without its guards for torch.compile.
+
+    They load the compiler at the first optimizer of a process, compiled or not: two seconds of every start (torch 2.13,
+    `torch/optim/optimizer.py`: `_disable_dynamo`, `_use_grad_for_differentiable`). Our optimizer step is never compiled.
+    """
+    plain_step = inspect.unwrap(base.step)
+
+    class Plain(base):  # type: ignore[valid-type,misc]
+        add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+        @torch.no_grad()
+        def step(self, closure: Callable[[], float] | None = None) -> Any:
+            return plain_step(self, closure)
+
+    Plain.__name__ = Plain.__qualname__ = base.__name__
+    return Plain
 
 
 def apply_step(optimizer: torch.optim.Optimizer, gradient_factor: Tensor, lr: float) -> None:

@@ -145,12 +145,12 @@ class _Bar:
         console = importlib.import_module("rich.console").Console(
             file=stream, width=columns, force_terminal=True if columns is not None else None
         )
-        columns = (
+        fields = (
             progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             progress.BarColumn(bar_width=20),
             progress.TextColumn("{task.description}"),
         )
-        self._progress: Any = progress.Progress(*columns, console=console, auto_refresh=False)
+        self._progress: Any = progress.Progress(*fields, console=console, auto_refresh=False)
         self._task = self._progress.add_task("starting", total=total, completed=start)
         self._progress.start()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ def evaluate(
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), autocast():
+        with torch.no_grad(), _eagerly(), autocast():
             for batch in batches:
                 loss_sum, weight = loss(forward(model, batch), batch)
                 total += torch.stack([loss_sum.double(), torch.as_tensor(weight, device=device).double()])
@@ -55,3 +56,8 @@ def evaluate(
     wait_for_all()
     loss_total, weight_total = sum_over_ranks(total.tolist(), group, device)
     return Evaluation(loss_total / weight_total if weight_total else math.nan, weight_total)
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    """Compiled blocks run eagerly inside. Where nothing is compiled torch's compiler is not loaded, which takes seconds."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

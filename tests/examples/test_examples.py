@@ -38,14 +38,13 @@ def test_an_example_plans_as_it_stands(name: str, launch: Launcher) -> None:
 def test_an_example_trains(name: str, launch: Launcher, shared_cache: dict[str, str]) -> None:
     copy_examples(launch.folder)
     ended = launch(
-        ["train", f"examples/{name}", *SMALL, "data.tokenizer=bytes", "--procs", "2", "--json"],
+        ["train", f"examples/{name}", *SMALL, "data.tokenizer=bytes", "--procs", "1", "--json"],
         env=shared_cache,
         timeout=100,
     )
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
     assert summary["steps"] == 2
-    assert summary["layout"]["dp_replicate"] == 2
     sequence = load_job(ROOT / "examples" / name).data.sequence_length
     assert summary["tokens"] == 2 * 4 * sequence
     # An untrained model knows nothing: its loss is about that of guessing among all ids.

@@ -38,6 +38,8 @@ def base_words(quick: bool) -> list[str]:
     """The 10M decoder, sequence 256, micro-batch 4, two ranks of one thread."""
     words = [str(ROOT / "examples" / "small.toml"), *one_document_words()]
     words += ["batch.global_batch=8", "batch.microbatch=4", "launch.threads=1"]
+    # A short warm-up, so that a wrong optimizer step shows in the last loss.
+    words += ["optimizer.warmup_steps=10"]
     return words + (QUICK_WORDS if quick else [])
 
 

@@ -1,4 +1,4 @@
-"""One folder of token shards for all documents' commands."""
+"""What all documents' commands share: a folder of token shards, and one thread a rank."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment in which commands keep their token shards in one temporary folder."""
-    return {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables for commands: shards in a temporary folder, and no threads that wait for each other on a busy machine."""
+    return {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "OMP_NUM_THREADS": "1"}

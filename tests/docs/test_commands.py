@@ -28,15 +28,15 @@ HELP_EXAMPLES = [
 ]
 
 
-@pytest.mark.limit(240)
-def test_every_command_of_the_readme_that_is_marked_run_runs(launch: Launcher, shared_cache: dict[str, str]) -> None:
+@pytest.mark.limit(400)
+def test_every_command_of_the_readme_that_is_marked_run_runs(launch: Launcher, environment: dict[str, str]) -> None:
     copy_examples(launch.folder)
     shown = "".join(block.text for block in blocks(README, "text"))
     marked = [block for block in blocks(README, "sh") if "run" in block.words]
     assert marked
     for block in marked:
         for words in commands(block):
-            ended = _run_short(words, launch, shared_cache)
+            ended = _run_short(words, launch, environment)
             if ended is None:
                 continue
             failed = ended.returncode != 0
@@ -52,7 +52,7 @@ def _run_short(words: list[str], launch: Launcher, env: dict[str, str]) -> Compl
         assert words[:3] == ["python", "-m", "pytest"], f"neither paceline nor the tests: {words}"
         return None
     short = {"train": SHORT, "generate": ["--tokens", "8"]}.get(words[1], [])
-    return launch([*words[1:], *short], env=env, timeout=120)
+    return launch([*words[1:], *short], env=env, timeout=150)
 
 
 def _shows(shown: str, ended: Completed) -> None:
@@ -77,12 +77,12 @@ def _parts(text: str) -> list[str]:
     return re.findall(r"[a-z]+ \d", text)
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(180)
 def test_the_script_of_the_quick_start_trains(launch: Launcher) -> None:
     scripts = [block.text for block in blocks(QUICK_START, "python")]
     assert len(scripts) == 1
     (launch.folder / "squares.py").write_text(scripts[0])
-    ended = launch([], module="squares", timeout=100)
+    ended = launch([], module="squares", timeout=150)
     assert ended.returncode == 0, ended.stderr
     assert "'steps': 30" in ended.stdout
     assert (launch.folder / "runs/squares/records").is_dir()

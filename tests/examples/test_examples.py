@@ -33,14 +33,14 @@ def test_an_example_plans_as_it_stands(name: str, launch: Launcher) -> None:
     assert chosen["layout"]["dp_replicate"] == 1
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(180)
 @pytest.mark.parametrize("name", [path.name for path in JOBS])
-def test_an_example_trains(name: str, launch: Launcher, shared_cache: dict[str, str]) -> None:
+def test_an_example_trains(name: str, launch: Launcher, environment: dict[str, str]) -> None:
     copy_examples(launch.folder)
     ended = launch(
         ["train", f"examples/{name}", *SMALL, "data.tokenizer=bytes", "--procs", "1", "--json"],
-        env=shared_cache,
-        timeout=100,
+        env=environment,
+        timeout=150,
     )
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
@@ -52,10 +52,10 @@ def test_an_example_trains(name: str, launch: Launcher, shared_cache: dict[str, 
     assert (launch.folder / summary["run_dir"] / "report.html").is_file()
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(180)
 @pytest.mark.parametrize("name", [path.stem for path in SCRIPTS] or [pytest.param("", marks=pytest.mark.skip)])
-def test_an_example_script_runs(name: str, launch: Launcher, shared_cache: dict[str, str]) -> None:
+def test_an_example_script_runs(name: str, launch: Launcher, environment: dict[str, str]) -> None:
     copy_examples(launch.folder)
     (launch.folder / f"{name}.py").write_text((ROOT / "examples" / f"{name}.py").read_text())
-    ended = launch([], module=name, env=shared_cache, timeout=100)
+    ended = launch([], module=name, env=environment, timeout=150)
     assert ended.returncode == 0, ended.stderr

@@ -33,7 +33,7 @@ COMPILE_SECONDS = {"cpu": 30.0, "cuda": 60.0}
 COMPILE_GAIN = {"cpu": 0.1, "cuda": 0.2}
 """What compiling the blocks of a decoder costs once, and the share of a step that it saves (docs/log.md)."""
 
-BF16_MIN_DIM = 192
+BF16_MIN_DIM = 64
 """Width from which bf16 products gain more than their conversions cost on a CPU (docs/log.md)."""
 
 

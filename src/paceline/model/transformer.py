@@ -156,10 +156,10 @@ class Decoder(nn.Module):
     def __init__(self, spec: ModelSpec, attention: Attention = sdpa, device: Device = None) -> None:
         super().__init__()
         self.spec = spec
-        self.embedding = nn.Embedding(spec.vocab_size, spec.dim, device=device)
+        self.embedding = _table(spec.vocab_size, spec.dim, device)
         self.position_embedding = None
         if spec.positions == "learned":
-            self.position_embedding = nn.Embedding(spec.max_sequence_length, spec.dim, device=device)
+            self.position_embedding = _table(spec.max_sequence_length, spec.dim, device)
         self.blocks = nn.ModuleDict({str(n): Block(spec, attention, device) for n in range(spec.num_layers)})
         self.norm = make_norm(spec, device)
         self.lm_head = None if spec.tie_embeddings else nn.Linear(spec.dim, spec.vocab_size, False, device)
@@ -238,3 +238,8 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
     if x.dtype == torch.float32 and kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype
+
+
+def _table(rows: int, width: int, device: Device) -> nn.Embedding:
+    """An embedding without values yet. Drawing them on the meta device would load torch's compiler, for two seconds."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width, device=device), freeze=False)

@@ -140,7 +140,7 @@ def held(path: Path, holder: Holder) -> RunHeld:
         key="run.name",
         values={"directory": str(path.parent), "host": holder.host, "pid": holder.pid, "since": holder.since,
                 "attempt": holder.attempt},
-        hint=f"Wait for it, end it with `paceline stop {path.parent}`, or give this run another run.name.",
+        hint=f"Wait for it, end it with Ctrl-C or `kill {holder.pid}` on its host, or give this run another run.name.",
     )  # fmt: skip
 
 

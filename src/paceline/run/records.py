@@ -179,7 +179,7 @@ class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     """An attempt ends with a verdict. `exit` is the exit code of the command, `reason` a sentence.
 
     `tokens` and `seconds` are those of this attempt, `tokens_per_second` and `mfu` its means without the first step.
-    `peak_memory_bytes` has one entry per rank. `bigram` describes the bigram model behind `bigram_eval_loss`.
+    `peak_memory_bytes` has one entry per rank.
     """
 
     exit: int
@@ -195,7 +195,6 @@ class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     mfu: float | None = None
     peak_memory_bytes: list[int] = []
     recompiles: int | None = None
-    bigram: dict[str, Any] | None = None
 
 
 KINDS: dict[str, type[Record]] = {

@@ -13,6 +13,10 @@ from paceline.job.resolve import Resolved
 from paceline.units import format_bytes
 
 
+_CPU_ALLOCATOR_SAYS = ("can't allocate memory", "not enough memory")
+"""torch 2.13's `c10/core/impl/alloc_cpu.cpp`, on Linux and elsewhere."""
+
+
 @contextmanager
 def explain_out_of_memory(resolved: Resolved) -> Iterator[None]:
     """Turn an allocation failure of the device or the host into `OutOfMemory`.
@@ -25,7 +29,7 @@ def explain_out_of_memory(resolved: Resolved) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _explained(resolved, str(error)) from None
     except RuntimeError as error:
-        if "not enough memory" not in str(error):  # what the CPU allocator says
+        if not any(words in str(error) for words in _CPU_ALLOCATOR_SAYS):
             raise
         raise _explained(resolved, str(error)) from None
 

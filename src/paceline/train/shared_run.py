@@ -52,7 +52,14 @@ def open_run(resolved: Resolved) -> RunDirectory:
     path = job.run_path
     if job.checkpoint.resume == "never":
         path = path.with_name(next_free_name(path.parent, path.name))
-    return RunDirectory.open(path, resolved_toml(resolved), resolved_values(resolved), lambda key: may_change(job, key))
+    directory = RunDirectory.open(
+        path, resolved_toml(resolved), resolved_values(resolved), lambda key: may_change(job, key)
+    )
+    if directory.changes:
+        with directory.writer("changes") as writer:
+            for change in directory.changes:
+                writer.write(change)
+    return directory
 
 
 def worker_environment(directory: RunDirectory, launched: float) -> dict[str, str]:

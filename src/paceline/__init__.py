@@ -1,8 +1,11 @@
 """paceline trains one model on many devices: it plans the run, measures the machine, trains and explains it."""
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+TYPE_CHECKING = False  # as in typing, whose import `--help` cannot afford
 if TYPE_CHECKING:
+    from typing import Any
+
     from paceline.trainer import Trainer
 
 __all__ = ["Trainer", "__version__"]

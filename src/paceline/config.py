@@ -6,7 +6,7 @@ the command line, later over earlier, and remembers where it came from.
 
 from __future__ import annotations
 
-import difflib
+import functools
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -91,7 +91,7 @@ def build(sections: Mapping[str, type[Section]], settings: Settings) -> dict[str
     Raises:
         JobError: unknown keys (each with the nearest valid one) and values of a wrong type, all of them at once.
     """
-    valid = {f"{name}.{field.name}": field for name, cls in sections.items() for field in msgspec.structs.fields(cls)}
+    valid = {f"{name}.{field}" for name, cls in sections.items() for field in cls.__struct_fields__}
     problems = [_unknown(key, setting, valid) for key, setting in settings.items() if key not in valid]
     values: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for key, setting in settings.items():
@@ -99,7 +99,7 @@ def build(sections: Mapping[str, type[Section]], settings: Settings) -> dict[str
             continue
         section, name = key.split(".")
         try:
-            values[section][name] = _convert(setting.value, valid[key])
+            values[section][name] = _convert(setting.value, _field_types(sections[section])[name])
         except (msgspec.ValidationError, ValueError) as error:
             problems.append(_problem(key, setting, str(error)))
     if problems:
@@ -109,6 +109,8 @@ def build(sections: Mapping[str, type[Section]], settings: Settings) -> dict[str
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name closest to a misspelt one, or None."""
+    import difflib
+
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 
@@ -123,11 +125,16 @@ def _construct(name: str, cls: type[S], values: dict[str, Any], settings: Settin
         ) from None
 
 
-def _convert(value: Any, field: msgspec.structs.FieldInfo) -> Any:
-    extra = _extra(field.type)
-    if value == "auto" and extra.get("auto"):
+@functools.cache
+def _field_types(section: type[Section]) -> dict[str, Any]:
+    # Of the sections that are set, and once: evaluating annotations is most of what a short command does.
+    return {field.name: field.type for field in msgspec.structs.fields(section)}
+
+
+def _convert(value: Any, annotation: Any) -> Any:
+    if value == "auto" and _extra(annotation).get("auto"):
         return None
-    return msgspec.convert(value, field.type, dec_hook=_decode)
+    return msgspec.convert(value, annotation, dec_hook=_decode)
 
 
 def _extra(annotation: Any) -> dict[str, Any]:
@@ -213,7 +220,7 @@ def _with_entry(table: Mapping[str, Any], path: list[str], value: Any) -> dict[s
     return {**table, head: _with_entry(below, rest, value) if rest else value}
 
 
-def _unknown(key: str, setting: Setting, valid: Mapping[str, Any]) -> dict[str, Any]:
+def _unknown(key: str, setting: Setting, valid: set[str]) -> dict[str, Any]:
     section, _, name = key.partition(".")
     same_name = [k for k in valid if k.endswith(f".{name}")]
     in_section = nearest(name, [k.split(".")[1] for k in valid if k.startswith(f"{section}.")])

@@ -1,7 +1,5 @@
 """`[checkpoint]`: what outlives the processes."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

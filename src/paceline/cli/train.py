@@ -36,12 +36,13 @@ def run(args: argparse.Namespace) -> int:
         import importlib
 
         return int(importlib.import_module("paceline.train.worker").run_worker(job, _plan_here, _write_report))
-    from paceline.train.run import resolve_here, supervise
-
     if args.explain:
         from paceline.cli.explain import explain
+        from paceline.job.resolve import resolve_here
 
         return explain(resolve_here(job), as_json=args.json)
+    from paceline.train.run import supervise
+
     summary = supervise(job, worker_words(args), _plan_here)
     say(f"report: {_write_report(Path(summary['run_dir']))}")
     if args.json:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +41,7 @@ def probe_host() -> Host:
     memory = memory_limit_bytes()
     name, device_memory = gpus[0] if gpus else (_processor_name(), memory)
     return Host(
-        name=platform.node(),
+        name=os.uname().nodename,
         device_kind="cuda" if gpus else "cpu",
         devices=len(gpus),
         device_name=name,
@@ -82,6 +80,8 @@ def _nvidia_gpus() -> list[tuple[str, int]]:
         return []
     if not Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is None:
         return []
+    import subprocess
+
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         printed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
@@ -109,7 +109,7 @@ def _processor_name() -> str:
         key, _, value = line.partition(":")
         if key.strip() == "model name":
             return value.strip()
-    return platform.processor() or platform.machine()
+    return os.uname().machine
 
 
 def _cpuinfo() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 
 from paceline.cluster.probe import Host, find_compiler
 from paceline.config import nearest
@@ -13,6 +13,7 @@ from paceline.errors import UsageError
 from paceline.units import parse_bytes
 
 HERE = "here"
+CATALOG = Path(__file__).parent / "catalog"
 _PATTERN = re.compile(r"(\d+)x(\d+)x([A-Za-z0-9.-]+)(?::([A-Za-z0-9.-]+))?")
 
 
@@ -55,8 +56,7 @@ def parse_cluster(text: str, here: Host) -> Cluster:
 
 def device_names() -> list[str]:
     """Devices of the catalogue."""
-    folder = resources.files("paceline.cluster") / "catalog"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(entry.stem for entry in CATALOG.glob("*.toml"))
 
 
 def _catalog_host(name: str, devices: int) -> Host:
@@ -67,9 +67,7 @@ def _catalog_host(name: str, devices: int) -> Host:
             values={"device": name, "known": device_names()},
             hint=f"Did you mean {near}?" if near else f"Known devices: cpu, {', '.join(device_names())}.",
         )
-    entry = tomllib.loads(
-        (resources.files("paceline.cluster") / "catalog" / f"{name}.toml").read_text(encoding="utf-8")
-    )
+    entry = tomllib.loads((CATALOG / f"{name}.toml").read_text(encoding="utf-8"))
     return Host(
         name=name,
         device_kind="cuda",

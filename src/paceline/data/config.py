@@ -1,7 +1,5 @@
 """The `[data]` section: what is read, how it becomes tokens, and what is held out. Imports no numpy and no torch."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -74,8 +74,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Every `section.key` and its value, defaults included."""
         for section in SECTIONS:
             table = getattr(self, section)
-            for field in msgspec.structs.fields(table):
-                yield f"{section}.{field.name}", getattr(table, field.name)
+            for name in table.__struct_fields__:
+                yield f"{section}.{name}", getattr(table, name)
 
 
 def load_job(path: Path | None, overrides: Sequence[str] = ()) -> Job:

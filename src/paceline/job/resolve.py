@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from paceline.cluster.probe import Host
+from paceline.cluster.probe import Host, probe_host
 from paceline.errors import JobError
 from paceline.job.load import DEFAULT_STEPS, Job
 from paceline.model.flop import training_flop_per_token
@@ -73,6 +73,12 @@ class Resolved:
     @property
     def fits(self) -> bool:
         return self.memory.total_bytes <= self.memory_available_bytes
+
+
+def resolve_here(job: Job) -> Resolved:
+    """The job on this host with the number of processes that it asks for."""
+    host = probe_host()
+    return resolve_job(job, int(job.launch.procs_per_node or host.default_procs), host)
 
 
 def resolve_job(

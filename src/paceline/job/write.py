@@ -90,7 +90,8 @@ def _inline(value: dict[str, Any]) -> InlineTable:
 
 def _origin(job: Job, key: str, value: Any) -> str:
     if not job.is_set(key):
-        held = dict(job.values())[key]
+        section, name = key.split(".")
+        held = getattr(getattr(job, section), name)
         return "default" if _plain(held) == value else "derived"
     return job.origin(key)
 

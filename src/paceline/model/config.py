@@ -1,7 +1,5 @@
 """The `[model]` section: a catalogue preset, and any architecture key that should differ from it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

@@ -242,4 +242,4 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 
 def _table(rows: int, width: int, device: Device) -> nn.Embedding:
     """An embedding without values yet. Drawing them on the meta device would load torch's compiler, for two seconds."""
-    return nn.Embedding.from_pretrained(torch.empty(rows, width, device=device), freeze=False)
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width, device=device), device=device)

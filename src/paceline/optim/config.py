@@ -1,7 +1,5 @@
 """`[optimizer]`: the update rule, its schedule, clipping, and how the learning rate follows the global batch."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

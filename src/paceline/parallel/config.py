@@ -1,7 +1,5 @@
 """`[parallel]` and `[batch]`: how the work is split over ranks, and what the global batch is."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

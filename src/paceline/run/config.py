@@ -1,7 +1,5 @@
 """The `[run]` section: what the run is called, how long it is, where it lives and how often it speaks."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta

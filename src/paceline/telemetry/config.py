@@ -1,7 +1,5 @@
 """The `[telemetry]` section: where a run's figures go besides its records."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta

@@ -12,7 +12,6 @@ from paceline.job.memory_advice import memory_advice
 from paceline.job.resolve import Resolved
 from paceline.units import format_bytes
 
-
 _CPU_ALLOCATOR_SAYS = ("can't allocate memory", "not enough memory")
 """torch 2.13's `c10/core/impl/alloc_cpu.cpp`, on Linux and elsewhere."""
 

@@ -5,6 +5,7 @@ The workers are started first and the data is prepared here meanwhile: importing
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -12,11 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.cluster.probe import probe_host
-from paceline.data.prepare import prepare
 from paceline.errors import DiskFull, PacelineError
 from paceline.job.load import Job
-from paceline.job.resolve import Resolved, resolve_job
+from paceline.job.resolve import Resolved, resolve_here
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.run.records import Fault, RunFinished, read_records
@@ -24,12 +23,6 @@ from paceline.train.shared_run import open_run, worker_environment
 from paceline.workers import affinity
 from paceline.workers.start import WorkerGroup, plan_here, start
 from paceline.workers.watch import GroupResult, watch
-
-
-def resolve_here(job: Job) -> Resolved:
-    """The job on this host with the number of processes that it asks for."""
-    host = probe_host()
-    return resolve_job(job, int(job.launch.procs_per_node or host.default_procs), host)
 
 
 def supervise(job: Job, words: list[str], plan: Callable[[Resolved], dict[str, Any]]) -> dict[str, Any]:
@@ -92,7 +85,8 @@ def _run_workers(resolved: Resolved, directory: RunDirectory, words: list[str], 
         _say(*_opening(resolved, directory))
         _say(affinity.describe(cpus, quota, os.environ), *affinity.warnings(cpus, quota, os.environ))
         # The workers import torch meanwhile; a wrong source is told before they are done, progress on a real terminal.
-        prepare(job.data)
+        # Loaded here, since numpy would cost a command that only explains.
+        importlib.import_module("paceline.data.prepare").prepare(job.data)
         return _watched(resolved, group)
 
 

@@ -1,7 +1,5 @@
 """The `[launch]` and `[recovery]` sections: how many workers a host starts, on what, and when they count as stalled."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

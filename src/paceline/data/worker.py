@@ -23,6 +23,7 @@ from typing import Any
 
 from paceline.data.channel import FAILED, MADE, READY, SENT, Channel
 from paceline.errors import PacelineError
+from paceline.workers.affinity import rank_cpus
 
 MARK = "PACELINE_LOADER_WORKER"
 _WATCH_SECONDS = 0.5
@@ -38,6 +39,7 @@ def main(argument: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    _use_the_whole_mask()
     _yield_to_the_rank()
     channel = Channel(socket.socket(fileno=int(argument)))
     step = -1
@@ -53,6 +55,13 @@ def main(argument: str) -> None:
         return
     except BaseException as error:
         _report(channel, step, error)
+
+
+def _use_the_whole_mask() -> None:
+    """All CPUs that the launcher gave the rank, whatever an OpenMP runtime has bound the rank's own threads to."""
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, rank_cpus())
 
 
 def _yield_to_the_rank() -> None:

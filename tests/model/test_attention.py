@@ -71,6 +71,14 @@ def test_the_variable_length_kernel_is_given_flat_causal_documents(monkeypatch: 
     assert all(torch.allclose(a, b, atol=1e-13) for a, b in zip(found, expected, strict=True))
 
 
+def test_padded_borders_are_the_same_documents() -> None:
+    padded = DOCUMENTS.padded(13)
+    assert padded.cumulative.numel() in (4, 8, 16) and padded.cumulative.numel() >= DOCUMENTS.cumulative.numel()
+    tensors = inputs(8, torch.float64)
+    for found, expected in zip(gradients(plain, tensors, padded), gradients(plain, tensors, DOCUMENTS), strict=True):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

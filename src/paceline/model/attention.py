@@ -39,6 +39,17 @@ class Documents(NamedTuple):
     max_length: int
     bias_B1LL: Tensor | None = None
 
+    def padded(self, length: int) -> Documents:
+        """The same borders in a tensor whose length is one of few, by empty documents at the end.
+
+        A kernel inside a compiled block is compiled anew for each length of `cumulative` and each `max_length`; this
+        leaves powers of two, and `length` (the sequence's) as the bound.
+        """
+        count = self.cumulative.numel()
+        wanted = 1 << (count - 1).bit_length()
+        # By an expanded view: reading the last border would make the host wait for the device.
+        return Documents(torch.cat([self.cumulative, self.cumulative[-1:].expand(wanted - count)]), length)
+
 
 class Attention(Protocol):
     """Causal attention inside documents; returns o_BHLK. `dropout` is None where nothing is dropped."""

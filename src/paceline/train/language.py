@@ -24,6 +24,8 @@ def language_functions(spec: ModelSpec, seed: int, loss: Loss | None = None) -> 
         documents = None
         if "cumulative" in batch:
             documents = Documents(batch["cumulative"], int(batch["max_length"]))
+            if batch["tokens"].is_cuda:
+                documents = documents.padded(batch["tokens"].shape[1])
         key = DropoutKey(seed, batch["step"], batch["sample_ids"]) if drops and model.training else None
         logits_BLV: Tensor = model(batch["tokens"], documents=documents, dropout_key=key)
         return logits_BLV

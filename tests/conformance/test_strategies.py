@@ -11,8 +11,7 @@ from torch import Tensor
 
 from paceline.job.load import load_job
 from paceline.job.write import resolved_toml
-from paceline.parallel.memory import layout_cost, parameter_sizes
-from tests.conformance.cases import CASES, Case, Trained, resolve_case, train
+from tests.conformance.cases import CASES, Case, Trained, by_kind_and_axis, resolve_case, stated_cost, train
 from tests.pool.pool import Pool
 
 STEPS = 20
@@ -47,16 +46,23 @@ def test_a_layout_never_changes_the_result(pool: Pool, case: Case, optimizer: tu
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_ran_and_what_is_kept_is_what_cost_says(pool: Pool, case: Case) -> None:
-    resolved = resolve_case(case)
-    stated = layout_cost(parameter_sizes(resolved.spec, 8), resolved.layout, resolved.job.optimizer, resolved.ddp)
     for step in (1, 3):
-        for found in pool.run(train, case.world_size, case, step):
-            assert found.calls == {"allreduce": sum(c.count for c in stated.collectives)}
-            assert found.call_bytes == {"allreduce": sum(c.size_bytes for c in stated.collectives)}
-            assert found.state_bytes["parameters"] == stated.state.parameters
-            assert found.state_bytes["gradients"] == stated.state.gradients == found.state_bytes["held_gradients"]
-            assert found.state_bytes["moments"] == stated.state.moments
-            assert found.state_bytes["buffers"] == stated.state.buffers
+        for rank, found in enumerate(pool.run(train, case.world_size, case, step)):
+            stated = stated_cost(case, rank=rank)
+            calls, sizes = by_kind_and_axis(stated)
+            assert found.calls == calls
+            assert found.call_bytes == sizes
+            rest = stated.at_rest or stated.state
+            assert found.state_bytes["parameters"] == rest.parameters
+            assert found.state_bytes["gradients"] == rest.gradients
+            assert found.state_bytes["moments"] == rest.moments
+            assert found.state_bytes["buffers"] == rest.buffers
+            stored = found.state_bytes["stored_parameters"] + found.state_bytes["stored_gradients"]
+            assert stored == rest.parameters + rest.gradients + rest.buffers
+            assert found.state_bytes["stored_shown"] == found.state_bytes["stored_parameters"]
+            if found.window_bytes:
+                assert stated.in_window is not None
+                assert found.window_bytes == {k: getattr(stated.in_window, k) for k in found.window_bytes}
 
 
 def test_replicas_are_bitwise_equal(pool: Pool) -> None:
@@ -88,10 +94,9 @@ def test_bf16_stays_within_its_own_spread(pool: Pool) -> None:
 
 def test_bf16_reduction_halves_the_bytes(pool: Pool) -> None:
     extra = ("parallel.precision=fp32", "parallel.reduce_dtype=bf16")
-    resolved = resolve_case(CASES[0], extra)
-    stated = layout_cost(parameter_sizes(resolved.spec, 4), resolved.layout, resolved.job.optimizer, resolved.ddp)
+    stated = stated_cost(CASES[0], extra)
     for found in pool.run(train, 2, CASES[0], 2, extra):
-        assert found.call_bytes["allreduce"] == sum(c.size_bytes for c in stated.collectives)
+        assert found.call_bytes == by_kind_and_axis(stated)[1]
         assert found.state_bytes["buffers"] == stated.state.buffers > 0
 
 

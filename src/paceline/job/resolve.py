@@ -15,6 +15,7 @@ from paceline.model.spec import resolve as resolve_model
 from paceline.optim.schedule import describe
 from paceline.parallel.batch import BatchPlan, plan_batch
 from paceline.parallel.ddp.config import DdpConfig, ddp_config
+from paceline.parallel.fsdp.config import FsdpConfig, fsdp_config
 from paceline.parallel.layout import Layout, resolve_layout
 from paceline.parallel.memory import RankMemory, rank_memory
 from paceline.parallel.registry import strategies
@@ -59,6 +60,7 @@ class Resolved:
     layout: Layout
     batch: BatchPlan
     ddp: DdpConfig
+    fsdp: FsdpConfig
     precision: str
     compile: bool
     steps: int | None
@@ -95,12 +97,12 @@ def resolve_job(
     layout = resolve_layout(job.parallel, world_size, job.is_set)
     strategies(layout)
     precision, why_precision = _precision(job, spec, host)
-    ddp = ddp_config(job.parallel)
+    ddp, fsdp = ddp_config(job.parallel), fsdp_config(job.parallel, precision)
     available = _memory_per_rank(host, ranks_per_host or world_size)
 
     def memory_of(batch: BatchPlan) -> RankMemory:
         return rank_memory(
-            spec, layout, batch, job.optimizer, ddp,
+            spec, layout, batch, job.optimizer, ddp, fsdp,
             sequence_length=job.data.sequence_length, precision=precision, device_kind=host.device_kind,
         )  # fmt: skip
 
@@ -111,7 +113,7 @@ def resolve_job(
     steps, why_steps = _steps(job, batch, train_samples)
     compiled, why_compile = _compile(job, spec, host, layout, batch, steps)
     return Resolved(
-        job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, precision=precision, compile=compiled,
+        job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, fsdp=fsdp, precision=precision, compile=compiled,
         steps=steps, memory=memory_of(batch), memory_available_bytes=available,
         derivations=(
             Derivation("parallel", str(layout), f"{world_size} ranks"),

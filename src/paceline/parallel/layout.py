@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import JobError
 from paceline.parallel.config import ParallelSection
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes from the slowest to the fastest varying: neighbours in `tp` are neighbours in rank."""
+
+DATA_AXES = "dp"
+"""`dp_replicate` and `dp_shard` together: the ranks that share one loss."""
+
+Place = Literal["inside a node", "across nodes", "both"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,18 @@ class Layout:
 
     def degrees(self) -> dict[str, int]:
         return {axis: getattr(self, axis) for axis in AXES}
+
+    def place(self, axis: str, ranks_per_node: int) -> Place:
+        """Whether the ranks that share an axis are on one node, each on another one, or some of both.
+
+        Ranks count through the axes in the order of `AXES`, nodes through the ranks.
+        """
+        faster = AXES[AXES.index(axis) + 1 :]
+        stride = math.prod(self.degrees()[other] for other in faster)
+        reach = stride * self.degrees()[axis]
+        if self.world_size <= ranks_per_node or ranks_per_node % reach == 0:
+            return "inside a node"
+        return "across nodes" if stride % ranks_per_node == 0 else "both"
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)

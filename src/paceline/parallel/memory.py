@@ -15,8 +15,11 @@ from paceline.optim.config import OptimizerSection
 from paceline.optim.cost import moments_bytes
 from paceline.parallel.batch import BatchPlan
 from paceline.parallel.ddp.config import DdpConfig
-from paceline.parallel.ddp.cost import cost
+from paceline.parallel.ddp.cost import cost as ddp_cost
+from paceline.parallel.fsdp.config import FsdpConfig
+from paceline.parallel.fsdp.cost import cost as fsdp_cost
 from paceline.parallel.layout import Layout
+from paceline.parallel.registry import strategies
 from paceline.parallel.strategy import Cost, ParameterSize
 from paceline.units import MiB
 
@@ -58,14 +61,26 @@ class RankMemory:
 
 def parameter_sizes(spec: ModelSpec, element_bytes: int) -> list[ParameterSize]:
     """Trainable parameters of a catalogue model in the module's order."""
-    return [ParameterSize(p.name, math.prod(p.shape), element_bytes) for p in parameters(spec)]
+    return [
+        ParameterSize(p.name, math.prod(p.shape), element_bytes, rows=p.shape[0], unit=p.layer) for p in parameters(spec)
+    ]
 
 
-def layout_cost(sizes: Sequence[ParameterSize], layout: Layout, optimizer: OptimizerSection, config: DdpConfig) -> Cost:
-    """State bytes and collectives of the layout's strategies."""
+def layout_cost(
+    sizes: Sequence[ParameterSize],
+    layout: Layout,
+    optimizer: OptimizerSection,
+    ddp: DdpConfig,
+    fsdp: FsdpConfig,
+    accumulation: int,
+    rank: int = 0,
+) -> Cost:
+    """State bytes on a rank (rank 0 has most) and collectives of the layout's strategies, for one optimizer step."""
+    if "fsdp" in strategies(layout):
+        return fsdp_cost(sizes, optimizer, layout, fsdp, accumulation, rank % layout.dp_shard)
     elements = sum(p.elements for p in sizes)
     width = sizes[0].element_bytes if sizes else 4
-    return cost(sizes, moments_bytes(optimizer, elements, len(sizes), width), layout, config)
+    return ddp_cost(sizes, moments_bytes(optimizer, elements, len(sizes), width), layout, ddp)
 
 
 def rank_memory(
@@ -73,7 +88,8 @@ def rank_memory(
     layout: Layout,
     batch: BatchPlan,
     optimizer: OptimizerSection,
-    config: DdpConfig,
+    ddp: DdpConfig,
+    fsdp: FsdpConfig,
     *,
     sequence_length: int,
     precision: str,
@@ -81,7 +97,7 @@ def rank_memory(
 ) -> RankMemory:
     """Memory of each rank for a catalogue model under a data-parallel layout."""
     element_bytes = 8 if precision == "fp64" else 4
-    state = layout_cost(parameter_sizes(spec, element_bytes), layout, optimizer, config).state
+    state = layout_cost(parameter_sizes(spec, element_bytes), layout, optimizer, ddp, fsdp, batch.accumulation).state
     compute_bytes = {"fp32": 4, "bf16": 2, "fp64": 8}[precision]
     activations = activation_bytes(spec, batch.microbatch, sequence_length, compute_bytes)
     # The loss's backward pass makes the logits' gradient while the logits are still there.

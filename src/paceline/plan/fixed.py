@@ -55,7 +55,9 @@ def misfit(resolved: Resolved) -> str:
 
 def _collectives(resolved: Resolved) -> tuple[Collective, ...]:
     sizes = parameter_sizes(resolved.spec, 8 if resolved.precision == "fp64" else 4)
-    return layout_cost(sizes, resolved.layout, resolved.job.optimizer, resolved.ddp).collectives
+    return layout_cost(
+        sizes, resolved.layout, resolved.job.optimizer, resolved.ddp, resolved.fsdp, resolved.batch.accumulation
+    ).collectives
 
 
 def describe(resolved: Resolved, document: dict[str, Any]) -> str:

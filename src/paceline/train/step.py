@@ -15,15 +15,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.optim.clip import clip_factor, gradient_norm
+from paceline.optim.clip import clip_factor
 from paceline.optim.optimizer import apply_step
 from paceline.parallel.collectives import start_sum
+from paceline.parallel.reducer import Reducer
 
 Batch = dict[str, Any]
 Forward = Callable[[nn.Module, Batch], Any]
@@ -32,18 +33,6 @@ Mark = Callable[[str], None]
 
 NO_LABELS, NOT_FINITE = "no labels", "not finite"
 """Why a step was skipped: its loss weight is zero, or its loss or gradient norm is no number."""
-
-
-class Reducer(Protocol):
-    """What a strategy offers the step: gradients that are sums over all data ranks after `finish`."""
-
-    exposed_seconds: float
-
-    def begin(self, *, last: bool, first: bool) -> None: ...
-    def finish(self) -> None: ...
-    def untouched(self) -> list[nn.Parameter]: ...
-    def close(self) -> None: ...
-    def state_bytes(self) -> tuple[int, int]: ...
 
 
 @dataclass(frozen=True)
@@ -136,7 +125,7 @@ class TrainStep:
             return StepResult(math.nan, 0.0, 0.0, lr, NO_LABELS)
         loss = loss_sum / weight
         correction = 1.0 / (self.prescale * weight)
-        norm = gradient_norm([p.grad for p in self.parameters if p.grad is not None]) * correction
+        norm = self.reducer.gradient_norm() * correction
         grad_norm = float(norm)
         if not (math.isfinite(grad_norm) and math.isfinite(loss)):
             return StepResult(loss, weight, grad_norm, lr, NOT_FINITE)
@@ -148,10 +137,12 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     """The batch with its tensors on `device`; numbers (tensors without dimensions) stay on the host, which reads them."""
     if device.type == "cpu":
         return batch
-    return {
-        key: value.to(device, non_blocking=True) if isinstance(value, Tensor) and value.ndim else value
-        for key, value in batch.items()
-    }
+    return type(batch)(
+        {
+            key: value.to(device, non_blocking=True) if isinstance(value, Tensor) and value.ndim else value
+            for key, value in batch.items()
+        }
+    )
 
 
 def _window(microbatches: Sequence[Batch]) -> Iterator[tuple[bool, bool, Batch]]:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.optim.clip import gradient_norm
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.ddp.cost import partition
 from paceline.parallel.strategy import ParameterSize
@@ -90,6 +91,10 @@ class BucketReducer:
             if bucket.wire is not bucket.flat:
                 bucket.flat.copy_(bucket.wire)
         self.exposed_seconds = time.perf_counter() - started
+
+    def gradient_norm(self) -> Tensor:
+        """2-norm over all gradients; replicas hold equal ones."""
+        return gradient_norm([p.grad for b in self._buckets for p in b.parameters if p.grad is not None])
 
     def untouched(self) -> list[torch.nn.Parameter]:
         """Parameters that got no gradient on this rank in the window so far."""
@@ -170,6 +175,9 @@ class LocalReducer:
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+
+    def gradient_norm(self) -> Tensor:
+        return gradient_norm([p.grad for p in self._parameters if p.grad is not None])
 
     def untouched(self) -> list[torch.nn.Parameter]:
         return [p for p in self._parameters if p.grad is None]

@@ -20,10 +20,12 @@ def auto_chunk_tokens(tokens: int, vocab_size: int, device_kind: str) -> int:
     return min(tokens, max(MIN_CHUNK_TOKENS, CHUNK_LOGITS_BYTES[device_kind] // (4 * vocab_size)))
 
 
-def chunked_kept_bytes(tokens: int, vocab_size: int, dim: int, dtype_bytes: int, weight_bytes: int) -> int:
-    """What the chunked loss keeps from forward to backward: the gradients of its input and of the head's weight, and
-    the copy of the weight in the type of the products where that is another one."""
-    return tokens * dim * dtype_bytes + vocab_size * dim * weight_bytes
+def chunked_kept_bytes(vocab_size: int, dim: int, weight_bytes: int) -> int:
+    """The gradient of the head's weight, which the chunked loss makes in its forward and keeps for the backward.
+
+    The gradient of the head's input takes the input's place, which the whole loss would keep.
+    """
+    return vocab_size * dim * weight_bytes
 
 
 def chunk_peak_bytes(chunk_tokens: int, vocab_size: int, dtype_bytes: int) -> int:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from paceline.parallel.ddp.apply import BucketReducer, LocalReducer
 from paceline.parallel.ddp.config import DdpConfig
-from paceline.parallel.fsdp.apply import ShardedReducer, shard_model, whole_tensors
 from paceline.parallel.fsdp.config import AXIS, FsdpConfig
 from paceline.parallel.mesh import Mesh
+from paceline.parallel.precision.master import MasterWeights
 from paceline.parallel.reducer import Reducer
 from paceline.parallel.registry import strategies
 
@@ -29,6 +29,7 @@ class Applied:
     in_step: whether a forward pass is a collective, so that all ranks must run the same number of them.
     whole_weights: every parameter whole, one at a time, by name in sorted order; all ranks iterate alike.
     settle: give back what forward passes without a backward left gathered.
+    master: the fp32 weights behind a model's bf16 ones; `parameters` and `whole_weights` are these then.
     """
 
     parameters: list[tuple[str, nn.Parameter]]
@@ -36,6 +37,7 @@ class Applied:
     in_step: bool
     whole_weights: Callable[[], Iterator[tuple[str, Tensor]]]
     settle: Callable[[], None]
+    master: MasterWeights | None = None
 
 
 def apply_strategies(
@@ -48,6 +50,7 @@ def apply_strategies(
     group: dist.ProcessGroup | None,
     device: torch.device,
     initial: Named | None = None,
+    bf16_weights: bool = False,
 ) -> Applied:
     """Put a model under the strategies of a mesh's layout, in place.
 
@@ -59,11 +62,15 @@ def apply_strategies(
         group: all data ranks; None for one.
         device: where this rank computes.
         initial: name and whole value of each parameter, made one at a time.
+        bf16_weights: replicas compute with bf16 weights; their fp32 masters are updated.
     """
     if "fsdp" not in strategies(mesh.layout) or group is None:
         if initial is not None:
             place(model, initial, device)
-        return _replicated(model, group, ddp)
+        return _replicated(model, group, ddp, MasterWeights(model) if bf16_weights else None)
+    # torch's sharding takes a second to load, which runs without it should not wait for.
+    from paceline.parallel.fsdp.apply import ShardedReducer, shard_model, whole_tensors
+
     sharded = shard_model(model, blocks, mesh, fsdp, device, initial)
     shards = mesh.group(AXIS)
     assert shards is not None
@@ -94,11 +101,15 @@ def make_reducer(model: nn.Module, group: dist.ProcessGroup | None, config: DdpC
     return LocalReducer(model.parameters()) if group is None else BucketReducer(model.parameters(), group, config)
 
 
-def _replicated(model: nn.Module, group: dist.ProcessGroup | None, config: DdpConfig) -> Applied:
+def _replicated(
+    model: nn.Module, group: dist.ProcessGroup | None, config: DdpConfig, master: MasterWeights | None
+) -> Applied:
+    named = {**dict(model.named_parameters()), **({} if master is None else dict(master.named))}
     return Applied(
-        parameters=list(model.named_parameters()),
+        parameters=list(named.items()),
         reducer=make_reducer(model, group, config),
         in_step=False,
-        whole_weights=lambda: iter(sorted((n, p.detach()) for n, p in model.named_parameters())),
+        whole_weights=lambda: iter(sorted((n, p.detach()) for n, p in named.items())),
         settle=lambda: None,
+        master=master,
     )

@@ -19,6 +19,7 @@ from paceline.model.spec import ModelSpec
 from paceline.parallel.config import ParallelSection
 from paceline.parallel.layout import Layout
 from paceline.parallel.offload.config import NO_OFFLOAD, OffloadConfig, offload_config
+from paceline.parallel.offload.cost import CHUNK_ELEMENTS
 from paceline.parallel.precision.config import check_precision
 from paceline.parallel.recompute.config import MEANING, Recompute
 from paceline.parallel.recompute.cost import extra_flop_share
@@ -33,6 +34,9 @@ class Transforms:
     recompute: Recompute = "none"
     offload: OffloadConfig = NO_OFFLOAD
     loss_chunk_tokens: int = 0
+
+
+NO_TRANSFORMS = Transforms()
 
 
 def resolve_transforms(
@@ -53,32 +57,44 @@ def resolve_transforms(
 
 
 def loss_chunk_tokens(parallel: ParallelSection, spec: ModelSpec, tokens: int, device_kind: str) -> int:
-    """Tokens of a chunk for micro-batches of `tokens`.
-
-    Raises:
-        JobError: a chunk that was set holds the whole micro-batch.
-    """
+    """Tokens of a chunk for micro-batches of `tokens`; 0: their logits stand whole."""
     asked = parallel.loss_chunk_tokens
     if asked is None:
         return auto_chunk_tokens(tokens, spec.vocab_size, device_kind)
-    if asked >= tokens:
+    return asked if asked < tokens else 0
+
+
+def check_loss_chunk(parallel: ParallelSection, tokens: int) -> None:
+    """Refuse a chunk that was set and holds a whole micro-batch.
+
+    Raises:
+        JobError: it does.
+    """
+    asked = parallel.loss_chunk_tokens
+    if asked is not None and asked >= tokens:
         raise JobError(
             f"a chunk of {asked} tokens holds the whole micro-batch of {tokens} and so has no effect",
             key="parallel.loss_chunk_tokens",
             values={"loss_chunk_tokens": asked, "microbatch_tokens": tokens},
             hint=f"Set it below {tokens}, or to 0 for whole logits, or remove it.",
         )
-    return asked
 
 
-def describe(transforms: Transforms, layout: Layout, compiled: bool, strategies: list[str]) -> tuple[str, str]:
+def describe_order(transforms: Transforms, compiled: bool, strategies: list[str]) -> tuple[str, str]:
     """The transforms in the order of their application, and the rule."""
     steps = [f"weights in {transforms.parameter_dtype}"] if transforms.parameter_dtype != "fp32" else []
     steps += [f"recompute {transforms.recompute}"] if transforms.recompute != "none" else []
     steps += ["compile"] if compiled else []
     steps += strategies
     steps += [f"offload to {transforms.offload.place}"] if transforms.offload.place != "none" else []
-    return " -> ".join(steps) or "none", "applied in this order: weights' type, recompute, compile, axes, offload"
+    return " -> ".join(steps) or "none", "always in the order: weights' type, recompute, compile, axes, offload"
+
+
+def describe_offload(offload: OffloadConfig) -> str:
+    if offload.place == "none":
+        return "moments stay with the weights"
+    where = f"a file of each rank in {offload.folder}" if offload.folder else "pinned host memory"
+    return f"moments in {where}; each update moves them in chunks of {CHUNK_ELEMENTS} weights"
 
 
 def describe_recompute(recompute: Recompute, spec: ModelSpec, sequence_length: int) -> str:

@@ -1,7 +1,7 @@
 """From a resolved job and its data to a session: model, strategies, optimizer and batches, in a fixed order.
 
-The model is made on the meta device and its blocks are compiled; strategies come last. They take the initial weights,
-which are made from (seed, name), whole and one at a time on every rank, so that nothing is sent and every layout starts
+The model is made on the meta device; its blocks are made to recompute and compiled, in the order that
+`parallel.transforms` states, and strategies come last. They take the initial weights, which are made from (seed, name), whole and one at a time on every rank, so that nothing is sent and every layout starts
 from the same ones.
 """
 
@@ -24,13 +24,17 @@ from paceline.job.resolve import Resolved
 from paceline.model.flop import training_flop_per_token
 from paceline.model.init import initial_weights
 from paceline.model.transformer import Decoder
+from paceline.optim.config import OptimizerSection
 from paceline.optim.optimizer import build_optimizer
 from paceline.optim.schedule import learning_rate
 from paceline.parallel.apply import Applied, apply_strategies
 from paceline.parallel.collectives import gather_objects
 from paceline.parallel.compile.apply import compile_blocks
 from paceline.parallel.mesh import Mesh, build_mesh
-from paceline.parallel.precision.apply import DTYPES, autocast_of
+from paceline.parallel.offload.apply import offloaded_adamw
+from paceline.parallel.offload.config import OffloadConfig
+from paceline.parallel.precision.apply import DTYPES, autocast_of, loss_scale_of
+from paceline.parallel.recompute.apply import recompute_blocks
 from paceline.train.language import language_functions
 from paceline.train.session import Session
 from paceline.train.step import Batch, TrainStep, on_device
@@ -49,13 +53,14 @@ def build_session(resolved: Resolved, data: PreparedData, world: World) -> Sessi
     _check_vocabulary(resolved, data)
     device, group = world.device, world_group(world)
     model, applied = build_model(resolved, build_mesh(resolved.layout, device), group, device)
-    forward, loss = language_functions(resolved.spec, job.run.seed)
-    autocast = autocast_of(resolved.precision, device)
-    optimizer = build_optimizer(job.optimizer, applied.parameters)
+    transforms = resolved.transforms
+    forward, loss = language_functions(resolved.spec, job.run.seed, chunk_tokens=transforms.loss_chunk_tokens)
+    autocast = autocast_of(resolved.precision, device, transforms.parameter_dtype)
+    optimizer = make_optimizer(job.optimizer, applied, transforms.offload)
     step = TrainStep(
         model, forward, loss, optimizer, applied.reducer,
         group=group, prescale=1.0 / resolved.tokens_per_step, clip_norm=job.optimizer.clip_norm,
-        device=device, autocast=autocast,
+        device=device, autocast=autocast, loss_scale=loss_scale_of(resolved.precision), master=applied.master,
     )  # fmt: skip
     loader = Loader(
         data.train, global_batch=resolved.batch.global_batch, microbatch=resolved.batch.microbatch,
@@ -84,13 +89,22 @@ def build_model(
     if resolved.precision == "fp64":
         model = model.double()
     blocks = list(model.blocks.values())
+    recompute_blocks(blocks, resolved.transforms.recompute)
     if resolved.compile:
         compile_blocks(blocks)
     applied = apply_strategies(
         model, blocks, mesh, ddp=resolved.ddp, fsdp=resolved.fsdp, group=group, device=device,
         initial=initial_weights(model, resolved.spec, resolved.job.run.seed),
+        bf16_weights=resolved.transforms.parameter_dtype == "bf16",
     )  # fmt: skip
     return model, applied
+
+
+def make_optimizer(section: OptimizerSection, applied: Applied, offload: OffloadConfig) -> torch.optim.Optimizer:
+    """The optimizer over a model's parameters, its moments where `offload` wants them."""
+    if offload.place == "none":
+        return build_optimizer(section, applied.parameters)
+    return offloaded_adamw(section, applied.parameters, offload)
 
 
 def world_group(world: World) -> dist.ProcessGroup | None:
@@ -116,9 +130,7 @@ def _check_vocabulary(resolved: Resolved, data: PreparedData) -> None:
         )
 
 
-def _eval_set(
-    dataset: TokenDataset, resolved: Resolved, world: World, in_step: bool
-) -> Callable[[], Iterable[Batch]]:
+def _eval_set(dataset: TokenDataset, resolved: Resolved, world: World, in_step: bool) -> Callable[[], Iterable[Batch]]:
     def batches() -> Iterator[Batch]:
         for batch in eval_batches(
             dataset, microbatch=resolved.batch.microbatch, dp_rank=world.rank, dp_degree=resolved.layout.dp,

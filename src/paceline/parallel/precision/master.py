@@ -7,10 +7,8 @@ accumulate and are summed over ranks in fp32 (`Tensor.grad_dtype`): a bf16 runni
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class MasterWeights:
@@ -23,7 +21,7 @@ class MasterWeights:
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         self.named: list[tuple[str, nn.Parameter]] = []
         for name, parameter in model.named_parameters():
-            master = nn.Parameter(parameter.detach().float().clone()) if parameter.requires_grad else None
+            master = nn.Parameter(parameter.detach().float()) if parameter.requires_grad else None
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(torch.bfloat16)
             if master is None:
@@ -41,13 +39,3 @@ class MasterWeights:
     def publish(self) -> None:
         """Round the masters into the model."""
         torch._foreach_copy_([p for p, _ in self._pairs], [m for _, m in self._pairs])
-
-
-def gradient_dtype(parameter: Tensor) -> torch.dtype:
-    """The type in which a parameter's gradients accumulate."""
-    return parameter.grad_dtype or parameter.dtype
-
-
-def gradient_bytes(parameters: Iterable[Tensor]) -> int:
-    """Bytes of the gradients of all parameters."""
-    return sum(p.numel() * gradient_dtype(p).itemsize for p in parameters)

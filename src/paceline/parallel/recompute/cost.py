@@ -16,10 +16,12 @@ def extra_flop_share(spec: ModelSpec, sequence_length: int, recompute: Recompute
 def peak_bytes(activations: ActivationBytes, recompute: Recompute, logits_bytes: int) -> int:
     """Activations at the peak of a step, less the logits and the loss.
 
-    The peak is either at the loss, beside `logits_bytes`, or later in a block's backward, when the logits are gone and
-    what that block keeps stands whole: the larger of the two counts.
+    With recomputation there are three moments: the end of the forward, with autocast's copies of all weights (the loss
+    has not made the logits' gradient yet, half of `logits_bytes`); the loss's backward; and a block's backward, when the
+    logits are gone and what that block keeps stands whole. The largest counts.
     """
     kept = activations.total - activations.logits_and_loss
     if recompute == "none":
         return kept
-    return kept + max(0, activations.recomputed_block - logits_bytes)
+    forward_end = activations.forward_copies - logits_bytes // 2
+    return kept + max(0, forward_end, activations.recomputed_block - logits_bytes)

@@ -22,8 +22,8 @@ from paceline.job.resolve import Resolved, resolve_job
 from paceline.optim.optimizer import build_optimizer
 from paceline.parallel.fsdp.apply import ShardedReducer, held_bytes
 from paceline.parallel.layout import Layout
-from paceline.parallel.mesh import build_mesh
 from paceline.parallel.memory import layout_cost, parameter_sizes
+from paceline.parallel.mesh import build_mesh
 from paceline.parallel.precision.apply import autocast_of
 from paceline.parallel.strategy import Cost
 from paceline.train.language import language_functions
@@ -63,18 +63,36 @@ CASES = [
     Case("ddp-4 tied, qk norm, biases", 4, ("model.tie_embeddings=true", "model.qk_norm=true", "model.qkv_bias=true")),
     *(Case(f"fsdp-{ranks} stage {stage}", ranks, _fsdp(ranks, stage)) for ranks, stage in ((2, 3), (3, 2), (4, 1))),
     *(
-        Case(f"fsdp-{ranks} stage {stage} accumulating, reducing every {every}", ranks,
-             (*_fsdp(ranks, stage), "batch.microbatch=2", f"parallel.reduce_every={every}"))
-        for ranks, stage, every in ((2, 3, "step"), (3, 3, "microbatch"), (2, 2, "step"), (3, 2, "microbatch"),
-                                    (3, 1, "step"), (2, 1, "microbatch"))
+        Case(
+            f"fsdp-{ranks} stage {stage} accumulating, reducing every {every}",
+            ranks,
+            (*_fsdp(ranks, stage), "batch.microbatch=2", f"parallel.reduce_every={every}"),
+        )
+        for ranks, stage, every in (
+            (2, 3, "step"),
+            (3, 3, "microbatch"),
+            (2, 2, "step"),
+            (3, 2, "microbatch"),
+            (3, 1, "step"),
+            (2, 1, "microbatch"),
+        )
     ),
     Case("hsdp-2x2 stage 3", 4, ("parallel.dp_replicate=2", "parallel.dp_shard=2")),
-    Case("hsdp-2x2 stage 2 accumulating", 4, ("parallel.dp_replicate=2", "parallel.dp_shard=2", "parallel.zero_stage=2",
-                                              "batch.microbatch=1")),
-    Case("hsdp-2x2 stage 1 accumulating", 4, ("parallel.dp_replicate=2", "parallel.dp_shard=2", "parallel.zero_stage=1",
-                                              "batch.microbatch=1")),
-    Case("fsdp-4 stage 3 tied, qk norm, biases", 4, (*_fsdp(4, 3), "model.tie_embeddings=true", "model.qk_norm=true",
-                                                     "model.qkv_bias=true")),
+    Case(
+        "hsdp-2x2 stage 2 accumulating",
+        4,
+        ("parallel.dp_replicate=2", "parallel.dp_shard=2", "parallel.zero_stage=2", "batch.microbatch=1"),
+    ),
+    Case(
+        "hsdp-2x2 stage 1 accumulating",
+        4,
+        ("parallel.dp_replicate=2", "parallel.dp_shard=2", "parallel.zero_stage=1", "batch.microbatch=1"),
+    ),
+    Case(
+        "fsdp-4 stage 3 tied, qk norm, biases",
+        4,
+        (*_fsdp(4, 3), "model.tie_embeddings=true", "model.qk_norm=true", "model.qkv_bias=true"),
+    ),
 ]
 
 

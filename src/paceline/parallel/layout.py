@@ -85,11 +85,17 @@ def resolve_layout(parallel: ParallelSection, world_size: int, is_set: Callable[
             f"{product} = {fixed} does not {'divide' if open_axes else 'equal'} the {world_size} ranks",
             key="parallel",
             values={**degrees, "ranks": world_size},
-            hint=f"Start {_next_multiple(world_size, fixed)} ranks with --procs, or change a degree.",
+            hint=f"Start {_next_multiple(world_size, fixed)} ranks with --procs, or let the degrees multiply to "
+            f"{_divisors(world_size) if open_axes else world_size}.",
         )
     if open_axes:
         degrees[open_axes[0]] = world_size // fixed
     return Layout(**degrees)
+
+
+def _divisors(number: int) -> str:
+    divisors = [str(d) for d in range(1, number + 1) if number % d == 0]
+    return " or ".join(divisors if len(divisors) <= 8 else [*divisors[:4], *divisors[-4:]])
 
 
 def _next_multiple(world_size: int, fixed: int) -> int:

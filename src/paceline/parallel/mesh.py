@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from paceline.parallel.layout import AXES, Layout
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ def build_mesh(layout: Layout, device: torch.device) -> Mesh:
     axes = [axis for axis in AXES if layout.degrees()[axis] > 1]
     if axes in ([], ["dp_replicate"]):
         return Mesh(layout, None)
+    from torch.distributed.device_mesh import init_device_mesh
+
     shape = tuple(layout.degrees()[axis] for axis in axes)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=tuple(axes))
     for axis in axes:

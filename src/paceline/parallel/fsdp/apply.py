@@ -23,6 +23,8 @@ from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.fsdp.config import AXIS, REPLICA_AXIS, FsdpConfig
 from paceline.parallel.mesh import Mesh
 
+GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 @dataclass(frozen=True)
 class Part:
@@ -245,8 +247,8 @@ def _kept_whole(model: nn.Module, blocks: list[nn.Module]) -> list[tuple[str, nn
 
 
 def _policy(config: FsdpConfig, is_block: bool) -> MixedPrecisionPolicy:
-    """What is gathered in bf16, and reduced in fp32 unless asked; inputs stay as they come (rotary tables are fp32)."""
-    gathered = torch.bfloat16 if config.gather_bf16 and is_block else None
+    """What is gathered in 16 bit, and reduced in fp32 unless asked; inputs stay as they come (rotary tables are fp32)."""
+    gathered = GATHERED[config.gather_dtype] if config.gather_dtype is not None and is_block else None
     reduced = torch.bfloat16 if config.reduce_bf16 else torch.float32 if gathered is not None else None
     return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced, cast_forward_inputs=False)
 

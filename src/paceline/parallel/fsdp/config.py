@@ -22,13 +22,13 @@ class FsdpConfig:
         pass of an optimizer step.
     reduce_every_microbatch: gradients are reduced to this rank's shard after every micro-batch, or kept whole until the
         last one.
-    gather_bf16: blocks are gathered in bf16 (from fp32 shards); what is outside of blocks keeps its type.
+    gather_dtype: blocks are gathered in 16 bit (from fp32 shards); what is outside of blocks keeps its type.
     reduce_bf16: gradients travel in bf16; else in the type of the shards.
     """
 
     zero_stage: ZeroStage = DEFAULT_STAGE
     reduce_every_microbatch: bool = True
-    gather_bf16: bool = False
+    gather_dtype: Literal["bf16", "fp16"] | None = None
     reduce_bf16: bool = False
 
 
@@ -39,6 +39,6 @@ def fsdp_config(parallel: ParallelSection, precision: str) -> FsdpConfig:
     return FsdpConfig(
         zero_stage=stage,
         reduce_every_microbatch=stage > 1 if every == "auto" else every == "microbatch",
-        gather_bf16=precision == "bf16",
+        gather_dtype="bf16" if precision == "bf16" else "fp16" if precision == "fp16" else None,
         reduce_bf16=parallel.reduce_dtype == "bf16",
     )

@@ -80,7 +80,7 @@ def units_of(parameters: Sequence[ParameterSize], parts: int, config: FsdpConfig
     for number, group in members.items():
         own = group[0].element_bytes
         block = number is not None
-        gathered = 2 if config.gather_bf16 and block and own == 4 else own
+        gathered = 2 if config.gather_dtype and block and own == 4 else own
         reduced = 2 if config.reduce_bf16 else own
         units.append(
             Unit(

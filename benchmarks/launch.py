@@ -12,8 +12,7 @@ from typing import Any
 
 from benchmarks.record import ROOT, say
 from paceline.job.load import load_job, split_words
-from paceline.job.resolve import Resolved
-from paceline.train.run import resolve_here
+from paceline.job.resolve import Resolved, resolve_here
 from paceline.train.shared_run import open_run, worker_environment
 from paceline.workers import affinity
 from paceline.workers.start import plan_here, start

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,21 +24,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline import __version__
+from paceline.cluster.probe import probe_host
 from paceline.config import COMMAND_LINE, Section, Setting, build
 from paceline.data.evaluation import eval_batches
 from paceline.data.loader import IterableLoader, Loader
 from paceline.data.worker import inside_worker
 from paceline.errors import JobError
+from paceline.job.checks import check_reduction
 from paceline.optim.config import OptimizerSection
-from paceline.optim.optimizer import build_optimizer
 from paceline.optim.schedule import learning_rate
+from paceline.parallel.apply import apply_strategies
 from paceline.parallel.batch import BatchPlan, plan_batch
 from paceline.parallel.collectives import gather_objects
 from paceline.parallel.config import BatchSection, ParallelSection
 from paceline.parallel.ddp.config import ddp_config
+from paceline.parallel.fsdp.config import fsdp_config
 from paceline.parallel.layout import Layout, resolve_layout
-from paceline.parallel.precision.apply import autocast_of
+from paceline.parallel.mesh import build_mesh
+from paceline.parallel.precision.apply import autocast_of, loss_scale_of
+from paceline.parallel.recompute.apply import recompute_blocks
 from paceline.parallel.registry import strategies
+from paceline.parallel.transforms import Transforms, resolve_transforms
 from paceline.run.directory import RunDirectory
 from paceline.run.records import RunFinished, RunStarted, Step
 from paceline.telemetry.config import TelemetrySection
@@ -47,7 +52,7 @@ from paceline.train import loop
 from paceline.train.observe import RunObserver
 from paceline.train.session import Session
 from paceline.train.shared_run import open_directory
-from paceline.train.startup import host_barrier, make_reducer, world_group
+from paceline.train.startup import host_barrier, make_optimizer, world_group
 from paceline.train.step import Batch, Forward, Loss, TrainStep, on_device
 from paceline.workers.rendezvous import World, join
 
@@ -74,6 +79,8 @@ class Trainer:
         layout: "auto", or keys of `[parallel]`, such as `{"precision": "bf16"}`.
         microbatch: samples per rank and forward; all of them unless given.
         evals: eval sets by name, map-style.
+        blocks: the repeated parts of the model, each sharded as a unit of its own under `dp_shard`; by default the members
+            of its ModuleLists and ModuleDicts. Every rank must run all of them in every forward pass.
         run: the run directory.
         seed: of the data order.
         workers: loader processes per rank.
@@ -95,6 +102,7 @@ class Trainer:
         layout: Literal["auto"] | Mapping[str, Any] = "auto",
         microbatch: int | None = None,
         evals: Mapping[str, Any] | None = None,
+        blocks: Sequence[nn.Module] | None = None,
         run: str | Path = "runs/trainer",
         seed: int = 0,
         workers: int = 1,
@@ -113,6 +121,7 @@ class Trainer:
         self._batch_section: BatchSection = sections["batch"]  # type: ignore[assignment]
         self._settings = settings
         self.model = model
+        self._given_blocks = blocks
         self._forward, self._loss = _user_functions(forward, loss)
         self._data, self._evals = data, dict(evals or {})
         self._run, self._seed, self._workers = Path(run), seed, workers
@@ -161,28 +170,58 @@ class Trainer:
         layout = resolve_layout(self._parallel, world.world_size, lambda key: key in self._settings)
         strategies(layout)
         plan = plan_batch(self._batch_section, layout, lambda per_rank: (per_rank, "all samples of a rank"))
+        check_reduction(self._parallel, layout, plan, lambda key: key in self._settings)
         device, group = world.device, world_group(world)
         _same_weights(self.model.to(device), group)
         precision = "fp32" if self._parallel.precision == "auto" else self._parallel.precision
-        autocast = autocast_of(precision, device) if precision == "bf16" else nullcontext
+        transforms = self._transforms(layout, precision)
+        autocast = autocast_of(precision, device, transforms.parameter_dtype)
+        recompute_blocks(self._blocks() if transforms.recompute != "none" else [], transforms.recompute)
+        # A user's module is gathered in its own type: only autocast knows which of its operations bear 16 bit.
+        applied = apply_strategies(
+            self.model, self._blocks(), build_mesh(layout, device), ddp=ddp_config(self._parallel),
+            fsdp=fsdp_config(self._parallel, "fp32"), group=group, device=device,
+            bf16_weights=transforms.parameter_dtype == "bf16",
+        )  # fmt: skip
         step = TrainStep(
             self.model, self._forward, self._loss,
-            build_optimizer(self._optimizer, self.model.named_parameters()),
-            make_reducer(self.model, group, ddp_config(self._parallel)),
+            make_optimizer(self._optimizer, applied, transforms.offload), applied.reducer,
             group=group, prescale=1.0 / plan.global_batch, clip_norm=self._optimizer.clip_norm,
-            device=device, autocast=autocast,
+            device=device, autocast=autocast, loss_scale=loss_scale_of(precision), master=applied.master,
         )  # fmt: skip
         loader = self._loader(world, plan, layout, steps)
         session = Session(
             model=self.model, step=step, forward=self._forward, loss=self._loss, batches=loader,
-            evals={name: self._eval_set(dataset, plan, world) for name, dataset in self._evals.items()},
+            evals={name: self._eval_set(dataset, plan, world, applied.in_step) for name, dataset in self._evals.items()},
             schedule=lambda at: learning_rate(self._optimizer, at, steps, plan.global_batch),
             steps=steps, tokens_per_step=plan.global_batch, samples_per_step=plan.global_batch, device=device,
             world_size=world.world_size, rank=world.rank, group=group, autocast=autocast,
-            wait_for_all=host_barrier(world),
+            wait_for_all=host_barrier(world), settle=applied.settle, whole_weights=applied.whole_weights,
+            in_step=applied.in_step,
         )  # fmt: skip
         values = {**self._values, "run.steps": steps, "run.seed": self._seed, "parallel.ranks": world.world_size}
         return session, open_directory(self._run, values, world), plan, layout
+
+    def _transforms(self, layout: Layout, precision: str) -> Transforms:
+        if self._parallel.loss_chunk_tokens is not None:
+            raise JobError(
+                "has no effect on a loss of one's own, which is given the whole output",
+                key="parallel.loss_chunk_tokens",
+                hint="Remove it, or call paceline.loss.chunked.head_cross_entropy from forward.",
+            )
+        if self._parallel.offload != "none" and self._optimizer.name != "adamw":
+            raise JobError(
+                f"moves the moments of adamw; {self._optimizer.name} has none",
+                key="parallel.offload",
+                hint="Remove it, or set optimizer name adamw.",
+            )
+        if self._parallel.recompute != "none" and not self._blocks():
+            raise JobError(
+                "has no effect on a model without blocks: none were given, and it has no list of modules",
+                key="parallel.recompute",
+                hint="Give paceline.Trainer the blocks that are to be computed anew.",
+            )
+        return resolve_transforms(self._parallel, layout, probe_host(), precision, self._run)
 
     def _loader(self, world: World, plan: BatchPlan, layout: Layout, steps: int) -> Loader | IterableLoader:
         group = world_group(world)
@@ -196,10 +235,17 @@ class Trainer:
             dp_degree=layout.dp, seed=self._seed, steps=steps, workers=self._workers,
         )  # fmt: skip
 
-    def _eval_set(self, dataset: Any, plan: BatchPlan, world: World) -> Callable[[], Iterator[Batch]]:
+    def _blocks(self) -> list[nn.Module]:
+        """The parts that are sharded one at a time: as given, else the members of the model's lists of modules."""
+        if self._given_blocks is not None:
+            return list(self._given_blocks)
+        lists = [m for m in self.model.children() if isinstance(m, nn.ModuleList | nn.ModuleDict)]
+        return [block for held in lists for block in held.children()]
+
+    def _eval_set(self, dataset: Any, plan: BatchPlan, world: World, in_step: bool) -> Callable[[], Iterator[Batch]]:
         def batches() -> Iterator[Batch]:
             for batch in eval_batches(
-                dataset, microbatch=plan.microbatch, dp_rank=world.rank, dp_degree=world.world_size
+                dataset, microbatch=plan.microbatch, dp_rank=world.rank, dp_degree=world.world_size, in_step=in_step
             ):
                 yield on_device(batch, world.device)
 

@@ -52,7 +52,9 @@ def test_conventions_and_recomputation() -> None:
     palm, causal = training_flop_per_token(spec, 64), training_flop_per_token(spec, 64, "causal")
     assert palm - causal == 3 * attention_flop_per_token(spec, 64) / 2
     assert hardware_flop_per_token(spec, 64) == palm
-    assert hardware_flop_per_token(spec, 64, "selective") == palm + attention_flop_per_token(spec, 64)
+    assert hardware_flop_per_token(spec, 64, "selective") == palm
+    dropped = small_spec("llama", attention_dropout=0.1)
+    assert hardware_flop_per_token(dropped, 64, "selective") == palm + attention_flop_per_token(spec, 64) / 2
     head = 2 * spec.vocab_size * spec.dim
     assert hardware_flop_per_token(spec, 64, "full") == palm + forward_flop_per_token(spec, 64) - head
     tied = small_spec("llama", tie_embeddings=True)

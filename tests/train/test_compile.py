@@ -15,10 +15,10 @@ from paceline.model.spec import resolve
 from paceline.model.transformer import Decoder
 from paceline.optim.config import OptimizerSection
 from paceline.optim.optimizer import build_optimizer
+from paceline.parallel.apply import make_reducer
 from paceline.parallel.compile.apply import compile_blocks, recompiles
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.train.language import language_functions
-from paceline.train.startup import make_reducer
 from paceline.train.step import TrainStep
 from tests.pool.pool import Pool
 

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     here = args.cluster == HERE
     ranks = _ranks(job, cluster.devices, here)
     resolved = resolve_job(job, ranks, cluster.host, ranks_per_host=None if here else cluster.devices_per_node)
-    document = fixed_plan(resolved, args.cluster)
+    document = fixed_plan(resolved, args.cluster, ranks if here else cluster.devices_per_node)
     if args.json:
         print_document("plan", document)
     else:

@@ -10,6 +10,9 @@ from pathlib import Path
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 """Processor flags that say bf16 products have instructions of their own (x86, Arm)."""
 
+FP16_FLAGS = ("avx512_fp16", "amx_fp16", "asimdhp")
+"""Processor flags that say fp16 numbers are computed with, and not only stored."""
+
 
 @dataclass(frozen=True)
 class Host:
@@ -27,6 +30,7 @@ class Host:
     memory_bytes: int
     fast_bf16: bool
     compiler: str | None
+    fp16: bool = True
 
     @property
     def default_procs(self) -> int:
@@ -50,6 +54,7 @@ def probe_host() -> Host:
         memory_bytes=memory,
         fast_bf16=bool(gpus) or _cpu_has_bf16(),
         compiler=find_compiler(),
+        fp16=bool(gpus) or bool(_cpu_flags().intersection(FP16_FLAGS)),
     )
 
 

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from paceline.errors import JobError
+from paceline.parallel.batch import BatchPlan
+from paceline.parallel.config import ParallelSection
+from paceline.parallel.layout import Layout
 
 
 class _Rule(NamedTuple):
@@ -52,6 +55,18 @@ _RULES = (
         "Remove it, or choose a schedule that decays.",
     ),
     _Rule(
+        "parallel.offload_dir",
+        lambda v: v["parallel.offload"] != "disk",
+        "has no effect with offload = {parallel.offload}",
+        "Remove it, or set parallel.offload=disk.",
+    ),
+    _Rule(
+        "parallel.offload",
+        lambda v: v["parallel.offload"] != "none" and v["optimizer.name"] != "adamw",
+        "moves the moments of adamw; {optimizer.name} has none",
+        "Remove it, or set optimizer.name=adamw.",
+    ),
+    _Rule(
         "optimizer.max_bad_steps",
         lambda v: v["optimizer.bad_step"] == "stop",
         "has no effect with bad_step = stop, which ends the run at the first one",
@@ -79,3 +94,53 @@ def check_effects(values: Iterable[tuple[str, Any]], is_set: Callable[[str], boo
             for key, value in held.items():
                 reason = reason.replace("{" + key + "}", str(value))
             raise JobError(reason, key=rule.key, values={rule.key: held[rule.key]}, hint=rule.hint)
+
+
+def check_reduction(parallel: ParallelSection, layout: Layout, batch: BatchPlan, is_set: Callable[[str], bool]) -> None:
+    """Refuse what the user set about sharding and reduction where the layout gives it no effect.
+
+    Raises:
+        JobError: the first such key, with the reason.
+    """
+    held = {"dp_replicate": layout.dp_replicate, "dp_shard": layout.dp_shard, "accumulation": batch.accumulation}
+
+    def refuse(key: str, reason: str, hint: str) -> None:
+        value = getattr(parallel, key)
+        raise JobError(reason, key=f"parallel.{key}", values={key: value, **held}, hint=hint)
+
+    ranks = "one rank" if layout.world_size == 1 else f"{layout.world_size} ranks"
+    if is_set("parallel.zero_stage") and parallel.zero_stage is not None and layout.dp_shard == 1:
+        remedy = "remove it" if layout.world_size == 1 else f"set parallel.dp_shard={layout.dp_replicate}, or remove it"
+        refuse(
+            "zero_stage",
+            f"stage {parallel.zero_stage} has no effect with dp_shard = 1: nothing is split over {ranks}",
+            f"Start several ranks with --procs and parallel.dp_shard=-1, or {remedy}."
+            if layout.world_size == 1
+            else f"{remedy[0].upper()}{remedy[1:]}.",
+        )
+    if is_set("parallel.reduce_every") and parallel.reduce_every != "auto":
+        if layout.dp == 1:
+            refuse("reduce_every", "has no effect on one data rank, which reduces nothing", "Remove it.")
+        if parallel.reduce_every == "microbatch" and layout.dp_shard == 1:
+            refuse(
+                "reduce_every",
+                f"microbatch would send {batch.accumulation} times the bytes for nothing: with dp_shard = 1 every rank "
+                "keeps whole gradients",
+                "Set parallel.reduce_every=step, or split them with parallel.dp_shard.",
+            )
+    if layout.dp_shard == 1:
+        return
+    for key in ("bucket_bytes", "overlap"):
+        if is_set(f"parallel.{key}") and getattr(parallel, key) is not None:
+            refuse(
+                key,
+                f"belongs to replicas and has no effect with dp_shard = {layout.dp_shard}: each block is reduced by itself",
+                "Remove it, or set parallel.dp_shard=1.",
+            )
+    stage_one = parallel.zero_stage == 1 and parallel.reduce_every == "auto"
+    if parallel.reduce_dtype == "bf16" and batch.accumulation > 1 and (stage_one or parallel.reduce_every == "step"):
+        refuse(
+            "reduce_dtype",
+            f"bf16 with one reduction per step would add up {batch.accumulation} whole gradients in bf16",
+            "Set parallel.reduce_every=microbatch, or parallel.reduce_dtype=fp32.",
+        )

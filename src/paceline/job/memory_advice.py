@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from paceline.job.resolve import Resolved
-from paceline.units import format_bytes
+from paceline.parallel.memory import rank_memory
+from paceline.parallel.recompute.cost import extra_flop_share
+from paceline.parallel.transforms import Transforms
+from paceline.units import format_bytes, format_percent
 
 
 def memory_advice(resolved: Resolved) -> tuple[str, str]:
@@ -27,7 +33,25 @@ def _cheapest_change(resolved: Resolved) -> str:
             f"Cheapest change: batch.microbatch={smaller} (now {microbatch}) frees {format_bytes(freed)}; "
             "the result stays the same."
         )
+    wanted = max(memory.total_bytes - resolved.memory_available_bytes, state // 10)
+    if resolved.transforms.recompute == "none" and (freed := _freed(resolved, recompute="full")) >= wanted:
+        share = extra_flop_share(resolved.spec, resolved.job.data.sequence_length, "full")
+        return (
+            f"Cheapest change: parallel.recompute=full frees {format_bytes(freed)} for {format_percent(share)} more "
+            "arithmetic; the result stays the same."
+        )
     return (
         f"{format_bytes(state)} of it are weights, gradients and moments, which every replica keeps whole: "
         "take a smaller model, optimizer.name=sgd, or a device with more memory."
     )
+
+
+def _freed(resolved: Resolved, **changes: Any) -> int:
+    """Bytes per rank that other transforms would free."""
+    transforms: Transforms = replace(resolved.transforms, **changes)
+    memory = rank_memory(
+        resolved.spec, resolved.layout, resolved.batch, resolved.job.optimizer, resolved.ddp, resolved.fsdp,
+        sequence_length=resolved.job.data.sequence_length, precision=resolved.precision,
+        device_kind=resolved.host.device_kind, transforms=transforms,
+    )  # fmt: skip
+    return resolved.memory.total_bytes - memory.total_bytes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from paceline.cluster.probe import Host, probe_host
 from paceline.errors import JobError
+from paceline.job.checks import check_reduction
 from paceline.job.load import DEFAULT_STEPS, Job
 from paceline.model.flop import training_flop_per_token
 from paceline.model.spec import ModelSpec
@@ -15,9 +16,20 @@ from paceline.model.spec import resolve as resolve_model
 from paceline.optim.schedule import describe
 from paceline.parallel.batch import BatchPlan, plan_batch
 from paceline.parallel.ddp.config import DdpConfig, ddp_config
+from paceline.parallel.fsdp.config import FsdpConfig, fsdp_config
 from paceline.parallel.layout import Layout, resolve_layout
 from paceline.parallel.memory import RankMemory, rank_memory
 from paceline.parallel.registry import strategies
+from paceline.parallel.transforms import (
+    Transforms,
+    check_loss_chunk,
+    describe_chunks,
+    describe_offload,
+    describe_order,
+    describe_recompute,
+    loss_chunk_tokens,
+    resolve_transforms,
+)
 from paceline.units import format_bytes, format_count, format_seconds
 
 MICROBATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
@@ -59,8 +71,10 @@ class Resolved:
     layout: Layout
     batch: BatchPlan
     ddp: DdpConfig
+    fsdp: FsdpConfig
     precision: str
     compile: bool
+    transforms: Transforms
     steps: int | None
     memory: RankMemory
     memory_available_bytes: int
@@ -101,12 +115,17 @@ def resolve_job(
     layout = resolve_layout(job.parallel, world_size, job.is_set)
     strategies(layout)
     precision, why_precision = _precision(job, spec, host)
-    ddp = ddp_config(job.parallel)
+    ddp, fsdp = ddp_config(job.parallel), fsdp_config(job.parallel, precision)
     available = _memory_per_rank(host, ranks_per_host or world_size)
+    fixed = resolve_transforms(job.parallel, layout, host, precision, job.run_path)
+
+    def transforms_of(batch: BatchPlan) -> Transforms:
+        tokens = batch.microbatch * job.data.sequence_length
+        return replace(fixed, loss_chunk_tokens=loss_chunk_tokens(job.parallel, spec, tokens, host.device_kind))
 
     def memory_of(batch: BatchPlan) -> RankMemory:
         return rank_memory(
-            spec, layout, batch, job.optimizer, ddp,
+            spec, layout, batch, job.optimizer, ddp, fsdp, transforms=transforms_of(batch),
             sequence_length=job.data.sequence_length, precision=precision, device_kind=host.device_kind,
         )  # fmt: skip
 
@@ -114,11 +133,14 @@ def resolve_job(
         return _largest_microbatch(job, host, layout, per_rank, memory_of, available)
 
     batch = plan_batch(job.batch, layout, largest)
+    check_reduction(job.parallel, layout, batch, job.is_set)
     steps, why_steps = _steps(job, batch, train_samples)
     compiled, why_compile = _compile(job, spec, host, layout, batch, steps)
+    transforms, tokens = transforms_of(batch), batch.microbatch * job.data.sequence_length
+    check_loss_chunk(job.parallel, tokens)
     return Resolved(
-        job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, precision=precision, compile=compiled,
-        steps=steps, memory=memory_of(batch), memory_available_bytes=available,
+        job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, fsdp=fsdp, precision=precision, compile=compiled,
+        transforms=transforms, steps=steps, memory=memory_of(batch), memory_available_bytes=available,
         derivations=(
             Derivation("parallel", str(layout), f"{world_size} ranks"),
             Derivation("batch.microbatch", str(batch.microbatch), batch.reason),
@@ -130,6 +152,12 @@ def resolve_job(
             Derivation("optimizer.lr", *_split(describe(job.optimizer, batch.global_batch))),
             Derivation("parallel.precision", precision, why_precision),
             Derivation("parallel.compile", str(compiled).lower(), why_compile),
+            Derivation("parallel.recompute", transforms.recompute,
+                       describe_recompute(transforms.recompute, spec, job.data.sequence_length)),
+            Derivation("parallel.loss_chunk_tokens", str(transforms.loss_chunk_tokens),
+                       describe_chunks(transforms.loss_chunk_tokens, tokens, spec.vocab_size)),
+            Derivation("parallel.offload", transforms.offload.place, describe_offload(transforms.offload)),
+            Derivation("transforms", *describe_order(transforms, compiled, strategies(layout))),
         ),
     )  # fmt: skip
 

@@ -31,6 +31,8 @@ def resolved_values(resolved: Resolved) -> dict[str, Any]:
         "batch.microbatch": resolved.batch.microbatch,
         "parallel.precision": resolved.precision,
         "parallel.compile": resolved.compile,
+        "parallel.loss_chunk_tokens": resolved.transforms.loss_chunk_tokens,
+        "parallel.offload_dir": str(folder) if (folder := resolved.transforms.offload.folder) else None,
         "launch.procs_per_node": layout.world_size,
     }
     values |= {
@@ -38,15 +40,24 @@ def resolved_values(resolved: Resolved) -> dict[str, Any]:
         for key, value in _plain(msgspec.to_builtins(resolved.spec)).items()
         if f"model.{key}" in values
     }
-    if layout.dp_replicate > 1:
-        values["parallel.bucket_bytes"] = resolved.ddp.bucket_bytes
-        values["parallel.overlap"] = resolved.ddp.overlap
-        # Gradients of fp64 arithmetic travel as they are; there is no setting to name it.
-        own = None if resolved.precision == "fp64" else "fp32"
-        values["parallel.reduce_dtype"] = "bf16" if resolved.ddp.reduce_bf16 else own
-    else:
-        values |= {f"parallel.{key}": None for key in ("bucket_bytes", "overlap", "reduce_dtype")}
-    return values | dict.fromkeys(without_effect(resolved.job.values()))
+    return values | _reduction_values(resolved) | dict.fromkeys(without_effect(resolved.job.values()))
+
+
+def _reduction_values(resolved: Resolved) -> dict[str, Any]:
+    """How gradients are reduced; None for what does not apply to the layout."""
+    layout, ddp, fsdp = resolved.layout, resolved.ddp, resolved.fsdp
+    replicated, sharded = layout.dp > 1 and layout.dp_shard == 1, layout.dp_shard > 1
+    # Gradients of fp64 arithmetic travel as they are; there is no setting to name it.
+    own = None if resolved.precision == "fp64" else "fp32"
+    return {
+        "parallel.bucket_bytes": ddp.bucket_bytes if replicated else None,
+        "parallel.overlap": ddp.overlap if replicated else None,
+        "parallel.reduce_dtype": ("bf16" if ddp.reduce_bf16 else own) if layout.dp > 1 else None,
+        "parallel.zero_stage": fsdp.zero_stage if sharded else None,
+        "parallel.reduce_every": ("microbatch" if sharded and fsdp.reduce_every_microbatch else "step")
+        if layout.dp > 1
+        else None,
+    }
 
 
 def resolved_toml(resolved: Resolved) -> str:

@@ -52,11 +52,15 @@ def training_flop_per_token(spec: ModelSpec, sequence_length: int, convention: C
 def hardware_flop_per_token(
     spec: ModelSpec, sequence_length: int, recompute: Recompute = "none", convention: Convention = "palm"
 ) -> float:
-    """What the device computes per token: training, and what `recompute` does twice (the attention products of every
-    block with `selective`, every block with `full`; the output head never)."""
+    """What the device computes per token: training, and the products that `recompute` does twice.
+
+    `full` does those of every block again, the output head never. `selective` keeps them all, but for the scores of
+    attention with dropout, which is written out.
+    """
     attention = attention_flop_per_token(spec, sequence_length, convention)
     blocks = 2 * block_matmul_parameter_count(spec) * spec.num_layers + attention
-    again = {"none": 0, "selective": attention, "full": blocks}[recompute]
+    scores = attention / 2 if spec.attention_dropout else 0
+    again = {"none": 0, "selective": scores, "full": blocks}[recompute]
     return training_flop_per_token(spec, sequence_length, convention) + again
 
 
@@ -64,12 +68,14 @@ class ActivationBytes(NamedTuple):
     """What a forward keeps for its backward, in bytes, parameters left out.
 
     block_input: the residual stream before one block, all that full recomputation keeps of it.
-    per_layer: of one block, its input counted.
+    per_layer: of one block, its input counted, under the recomputation asked for.
     layers: of all blocks.
     tables: token numbers, rotary tables, the mask of packed documents where a kernel needs one.
     head: the last norm and the output head's input.
     logits_and_loss: what the loss keeps. Its backward holds the logits' gradient beside it for a moment.
     weight_copies: 16-bit copies of wider weights, made once a forward by autocast.
+    recomputed_block: with recomputation, what the block whose backward runs holds beyond `per_layer`.
+    forward_copies: with recomputation, copies of weights that live until the end of the forward and no longer.
     """
 
     block_input: int
@@ -79,6 +85,8 @@ class ActivationBytes(NamedTuple):
     head: int
     logits_and_loss: int
     weight_copies: int
+    recomputed_block: int = 0
+    forward_copies: int = 0
 
     @property
     def total(self) -> int:
@@ -95,17 +103,20 @@ def activation_bytes(
     residual_bytes: int = 4,
     loss_chunk_bytes: int = 2**20,
     masked_documents: bool = False,
+    recompute: Recompute = "none",
 ) -> ActivationBytes:
     """Bytes that the eager decoder and its loss keep between a forward and its backward in training.
 
     Args:
         dtype_bytes: of the matrix products: 2 under bf16 autocast, 4 in fp32, 8 in float64.
-        residual_bytes: of the weights and the residual stream; at least `dtype_bytes`.
+        residual_bytes: of the weights and the residual stream; at least `dtype_bytes`. 2 where weights are bf16.
         loss_chunk_bytes: the loss keeps its logits as they are where their float32 form is larger, and a float32
             log-softmax where it is not (`loss.cross_entropy`).
         masked_documents: packed documents on a device whose kernel takes a mask.
+        recompute: what blocks compute anew in their backward.
     """
     tokens = microbatch * sequence_length
+    block_input = tokens * spec.dim * residual_bytes
     per_layer = tokens * _block_bytes_per_token(spec, dtype_bytes, residual_bytes)
     if spec.attention_dropout:
         per_layer += _written_out_attention_bytes(spec, microbatch, sequence_length, dtype_bytes)
@@ -115,14 +126,24 @@ def activation_bytes(
     tables += dtype_bytes * tokens * sequence_length if masked_documents else 0
     chunked = tokens * spec.vocab_size * 4 > loss_chunk_bytes
     logit_bytes = dtype_bytes if chunked else max(dtype_bytes, 4)
+    copied = dtype_bytes < residual_bytes
+    head_copy = dtype_bytes * spec.vocab_size * spec.dim if copied else 0
+    block_copies = dtype_bytes * block_matmul_parameter_count(spec) if copied else 0
+    kept, anew = per_layer, 0
+    if recompute != "none":
+        outputs, shared = _product_bytes_per_token(spec, dtype_bytes) if recompute == "selective" else (0, 0)
+        kept = block_input + tokens * outputs
+        anew = per_layer - block_input - tokens * shared + block_copies
     return ActivationBytes(
-        block_input=tokens * spec.dim * residual_bytes,
-        per_layer=per_layer,
-        layers=per_layer * spec.num_layers,
+        block_input=block_input,
+        per_layer=kept,
+        layers=kept * spec.num_layers,
         tables=tables,
         head=tokens * (_norm_bytes_per_token(spec, residual_bytes) + spec.dim * dtype_bytes),
         logits_and_loss=tokens * (spec.vocab_size * logit_bytes + 8),
-        weight_copies=dtype_bytes * matmul_parameter_count(spec) if dtype_bytes < residual_bytes else 0,
+        weight_copies=head_copy + (block_copies * spec.num_layers if recompute == "none" else 0),
+        recomputed_block=anew,
+        forward_copies=block_copies * spec.num_layers if recompute != "none" else 0,
     )
 
 
@@ -141,9 +162,21 @@ def _block_bytes_per_token(spec: ModelSpec, dtype_bytes: int, residual_bytes: in
     return norms + attention + mlp + (2 * spec.dim if spec.dropout else 0)
 
 
+def _product_bytes_per_token(spec: ModelSpec, dtype_bytes: int) -> tuple[int, int]:
+    """What selective recomputation keeps beside the block's input, and how much of it the backward reads as it is.
+
+    Kept are the outputs of all products and of attention. Queries and keys are read after their rotation, and what the
+    two branches add is not read at all.
+    """
+    query_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    shared = dtype_bytes * (kv_dim + query_dim + (2 if spec.mlp == "swiglu" else 1) * spec.ffn_dim)
+    shared += 0 if spec.attention_dropout else max(dtype_bytes, 4) * spec.num_heads
+    return shared + dtype_bytes * (query_dim + kv_dim + 2 * spec.dim), shared
+
+
 def _norm_bytes_per_token(spec: ModelSpec, residual_bytes: int) -> int:
     """The norm's input and its statistics: one number for RMSNorm, two for layer norm."""
-    return residual_bytes * (spec.dim + (2 if spec.norm == "layernorm" else 1))
+    return residual_bytes * spec.dim + max(residual_bytes, 4) * (2 if spec.norm == "layernorm" else 1)
 
 
 def _written_out_attention_bytes(spec: ModelSpec, microbatch: int, sequence_length: int, dtype_bytes: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,24 @@ def initial_tensor(parameter: Parameter, spec: ModelSpec, seed: int) -> Tensor:
     return torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
 
 
+def initial_weights(model: nn.Module, spec: ModelSpec, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Name and first value of each parameter of a decoder (or of a part that kept its names), made one at a time.
+
+    Raises:
+        JobError: the model has a parameter that the spec does not list, or of another shape.
+    """
+    known = {p.name: p for p in parameters(spec)}
+    # The names are taken first: whoever reads the values may put others in their place.
+    for name, shape in [(n, tuple(p.shape)) for n, p in model.named_parameters()]:
+        if name not in known or shape != known[name].shape:
+            raise JobError(
+                f"parameter {name} of shape {shape} is not the model's of [model]",
+                key="model",
+                values={"name": name, "shape": shape},
+            )
+        yield name, initial_tensor(known[name], spec, seed)
+
+
 def initialise(model: nn.Module, spec: ModelSpec, seed: int, device: torch.device | str) -> None:
     """Gives a decoder its initial weights on a device, one tensor at a time; a meta one is materialised in place.
 
@@ -43,24 +61,22 @@ def initialise(model: nn.Module, spec: ModelSpec, seed: int, device: torch.devic
     Raises:
         JobError: the model has a parameter that the spec does not list, or of another shape.
     """
-    known = {p.name: p for p in parameters(spec)}
-    for prefix, module in model.named_modules():
-        for local, old in list(module.named_parameters(recurse=False)):
-            name = f"{prefix}.{local}" if prefix else local
-            if name not in known or tuple(old.shape) != known[name].shape:
-                raise JobError(
-                    f"parameter {name} of shape {tuple(old.shape)} is not the model's of [model]",
-                    key="model",
-                    values={"name": name, "shape": tuple(old.shape)},
-                )
-            whole = initial_tensor(known[name], spec, seed).to(device=device, dtype=old.dtype)
-            module.register_parameter(local, nn.Parameter(whole, requires_grad=old.requires_grad))
+    for name, value in initial_weights(model, spec, seed):
+        prefix, _, local = name.rpartition(".")
+        module, old = model.get_submodule(prefix), model.get_parameter(name)
+        whole = value.to(device=device, dtype=old.dtype)
+        module.register_parameter(local, nn.Parameter(whole, requires_grad=old.requires_grad))
 
 
 def weights_hash(named: Iterable[tuple[str, Tensor]]) -> str:
     """SHA-256 over name, shape, type and bytes of every tensor, in the order of their names."""
+    return hash_in_order(sorted(named, key=lambda pair: pair[0]))
+
+
+def hash_in_order(named: Iterable[tuple[str, Tensor]]) -> str:
+    """`weights_hash` of tensors that come one at a time, in the order of their names."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(named, key=lambda pair: pair[0]):
+    for name, tensor in named:
         plain = tensor.detach().cpu().contiguous()
         digest.update(f"{name}\0{tuple(plain.shape)}\0{plain.dtype}\0".encode())
         digest.update(plain.flatten().view(torch.uint8).numpy().data)

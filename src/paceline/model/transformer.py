@@ -10,6 +10,7 @@ feed-forward layer, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,8 @@ from paceline.model.rotary import rotary_table, rotate
 from paceline.model.spec import ModelSpec
 
 Device = torch.device | str | None
+Head = Callable[[Tensor, Tensor], Tensor]
+"""What may take the output head's place: (h_BLD, weight_VD) to anything, such as a loss over logits never made whole."""
 
 
 class BlockDropout(NamedTuple):
@@ -170,9 +173,12 @@ class Decoder(nn.Module):
         documents: Documents | None = None,
         positions_BL: Tensor | None = None,
         dropout_key: DropoutKey | None = None,
+        head: Head | None = None,
     ) -> Tensor:
         """Logits. `positions_BL`: (B or 1, L); by default 0, 1, ... L - 1. `dropout_key` is needed in training where
-        the spec drops anything, and not looked at otherwise.
+        the spec drops anything, and not looked at otherwise. A `head` takes the last norm's output and the head's
+        weight, and what it returns takes the place of the logits: it runs inside the forward, where strategies that
+        split weights have them whole.
 
         Raises:
             JobError: the sequence is longer than the spec allows.
@@ -191,6 +197,8 @@ class Decoder(nn.Module):
             dropped = None if keys is None else BlockDropout(keys[int(name)], positions_BL)
             x_BLD = block(x_BLD, rotary, documents, dropped)
         h_BLD = for_matmul(self.norm(x_BLD))
+        if head is not None:
+            return head(h_BLD, self.embedding.weight if self.lm_head is None else self.lm_head.weight)
         logits_BLV: Tensor = F.linear(h_BLD, self.embedding.weight) if self.lm_head is None else self.lm_head(h_BLD)
         return logits_BLV
 

@@ -24,5 +24,10 @@ def clip_factor(norm: Tensor, clip_norm: float) -> Tensor:
     return torch.clamp(clip_norm / (norm + 1e-12), max=1.0)
 
 
+def gradient_dtype(parameter: Tensor) -> torch.dtype:
+    """The type in which a parameter's gradients accumulate: its own, unless it says another one (`grad_dtype`)."""
+    return parameter.grad_dtype or parameter.dtype
+
+
 def _norm_dtype(gradient: Tensor) -> torch.dtype:
     return torch.float64 if gradient.dtype == torch.float64 else torch.float32

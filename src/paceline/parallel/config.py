@@ -18,13 +18,35 @@ class ParallelSection(Section, frozen=True):
     cp: Annotated[Degree, Meta(description="Ranks that one sequence is split over.")] = 1
     tp: Annotated[Degree, Meta(description="Ranks that each matrix is split over.")] = 1
     pp: Annotated[Degree, Meta(description="Stages that the layers are split into.")] = 1
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp64"],
+    zero_stage: Annotated[
+        Literal[1, 2, 3] | None,
         Meta(
-            description="Arithmetic of forward and backward; weights and moments stay fp32 under bf16. "
-            "auto: bf16 where the device multiplies it faster and the model is wide enough to gain."
+            description="What dp_shard splits for the whole step. 1: moments; 2: also gradients; 3: also weights, which "
+            "are gathered again for the backward pass. auto: 3 where dp_shard is over 1.",
+            extra=AUTO,
+        ),
+    ] = None
+    reduce_every: Annotated[
+        Literal["auto", "step", "microbatch"],
+        Meta(
+            description="Gradients are reduced once a step, and kept whole between micro-batches, or after every "
+            "micro-batch, and kept split. auto: microbatch for zero_stage 2 and 3, step otherwise."
         ),
     ] = "auto"
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16", "fp64"],
+        Meta(
+            description="Arithmetic of forward and backward; weights and moments stay fp32 under bf16 and fp16 (which has "
+            "a dynamic loss scale). auto: bf16 where the device multiplies it faster and the model is wide enough to gain."
+        ),
+    ] = "auto"
+    parameter_dtype: Annotated[
+        Literal["fp32", "bf16"],
+        Meta(
+            description="Element type of the weights in forward and backward. bf16: an fp32 master copy is updated in "
+            "their place, gradients are summed in fp32. fp64 arithmetic has fp64 weights."
+        ),
+    ] = "fp32"
     reduce_dtype: Annotated[
         Literal["auto", "fp32", "bf16"],
         Meta(description="Element type of the gradient reduction. auto: that of the gradients."),
@@ -41,6 +63,32 @@ class ParallelSection(Section, frozen=True):
         Meta(
             description="torch.compile of each block. auto: where a C++ compiler is there (or a GPU) and the run is long "
             "enough to repay the compilation.",
+            extra=AUTO,
+        ),
+    ] = None
+    recompute: Annotated[
+        Literal["none", "selective", "full"],
+        Meta(
+            description="What the backward pass computes anew instead of keeping, per block. selective: all but the "
+            "outputs of matrix products and attention. full: everything but the block's input."
+        ),
+    ] = "none"
+    offload: Annotated[
+        Literal["none", "host", "disk"],
+        Meta(
+            description="Where AdamW's moments are kept: with the weights, in host memory (ranks on accelerators), or in "
+            "a memory-mapped file of each rank."
+        ),
+    ] = "none"
+    offload_dir: Annotated[
+        str | None,
+        Meta(description="Folder of the files of offload = disk. auto: the run directory.", extra=AUTO),
+    ] = None
+    loss_chunk_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="Output head and loss are taken over so many tokens at a time, so that the logits of a "
+            "micro-batch never stand whole; 0: whole. auto: chunks where the logits would be large.",
             extra=AUTO,
         ),
     ] = None

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import JobError
 from paceline.parallel.config import ParallelSection
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes from the slowest to the fastest varying: neighbours in `tp` are neighbours in rank."""
+
+DATA_AXES = "dp"
+"""`dp_replicate` and `dp_shard` together: the ranks that share one loss."""
+
+Place = Literal["inside a node", "across nodes", "both"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,18 @@ class Layout:
 
     def degrees(self) -> dict[str, int]:
         return {axis: getattr(self, axis) for axis in AXES}
+
+    def place(self, axis: str, ranks_per_node: int) -> Place:
+        """Whether the ranks that share an axis are on one node, each on another one, or some of both.
+
+        Ranks count through the axes in the order of `AXES`, nodes through the ranks.
+        """
+        faster = AXES[AXES.index(axis) + 1 :]
+        stride = math.prod(self.degrees()[other] for other in faster)
+        reach = stride * self.degrees()[axis]
+        if self.world_size <= ranks_per_node or ranks_per_node % reach == 0:
+            return "inside a node"
+        return "across nodes" if stride % ranks_per_node == 0 else "both"
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,11 +85,17 @@ def resolve_layout(parallel: ParallelSection, world_size: int, is_set: Callable[
             f"{product} = {fixed} does not {'divide' if open_axes else 'equal'} the {world_size} ranks",
             key="parallel",
             values={**degrees, "ranks": world_size},
-            hint=f"Start {_next_multiple(world_size, fixed)} ranks with --procs, or change a degree.",
+            hint=f"Start {_next_multiple(world_size, fixed)} ranks with --procs, or let the degrees multiply to "
+            f"{_divisors(world_size) if open_axes else world_size}.",
         )
     if open_axes:
         degrees[open_axes[0]] = world_size // fixed
     return Layout(**degrees)
+
+
+def _divisors(number: int) -> str:
+    divisors = [str(d) for d in range(1, number + 1) if number % d == 0]
+    return " or ".join(divisors if len(divisors) <= 8 else [*divisors[:4], *divisors[-4:]])
 
 
 def _next_multiple(world_size: int, fixed: int) -> int:

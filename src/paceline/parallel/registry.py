@@ -7,8 +7,12 @@ from paceline.parallel.layout import AXES, Layout
 
 STRATEGY_OF_AXIS: dict[str, str] = {
     "dp_replicate": "ddp",
+    "dp_shard": "fsdp",
 }
 """Axis -> strategy: the package `paceline.parallel.<strategy>`."""
+
+ALSO_SERVES: dict[str, str] = {"dp_replicate": "fsdp"}
+"""An axis that another strategy of the same layout takes over: what is sharded is also summed between replicas by fsdp."""
 
 
 def strategies(layout: Layout) -> list[str]:
@@ -30,4 +34,8 @@ def strategies(layout: Layout) -> list[str]:
                 hint=f"Set parallel.{axis}=1; the axes served are: {', '.join(sorted(STRATEGY_OF_AXIS))}.",
             )
         needed.append(STRATEGY_OF_AXIS[axis])
-    return needed
+        if (other := ALSO_SERVES.get(axis)) and any(
+            STRATEGY_OF_AXIS.get(a) == other and layout.degrees()[a] > 1 for a in AXES
+        ):
+            needed[-1] = other
+    return list(dict.fromkeys(needed))

@@ -15,11 +15,18 @@ CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcas
 
 @dataclass(frozen=True)
 class ParameterSize:
-    """A trainable parameter as the cost model sees it, in the module's order."""
+    """A parameter as the cost model sees it, in the module's order.
+
+    `rows` is the length of its first dim (0: it has no dims), `unit` the block that it belongs to (None: outside of all
+    blocks). Frozen ones are not `trainable`.
+    """
 
     name: str
     elements: int
     element_bytes: int
+    rows: int = 1
+    unit: int | None = None
+    trainable: bool = True
 
     @property
     def size_bytes(self) -> int:
@@ -28,7 +35,10 @@ class ParameterSize:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of one optimizer step: `count` calls that carry `size_bytes` in all on each rank."""
+    """A collective of one optimizer step: `count` calls that carry `size_bytes` in all on each rank.
+
+    Bytes are counted as nccl-tests does: those of the whole tensor, an all-gather's output and a reduce-scatter's input.
+    """
 
     kind: CollectiveKind
     axis: str
@@ -40,7 +50,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes that one rank keeps between two optimizer steps, by kind."""
+    """Bytes that one rank keeps, by kind. `gathered` are whole copies of split weights, `buffers` what only helps."""
 
     parameters: int
     gradients: int
@@ -56,10 +66,16 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class Cost:
-    """A strategy's statement for one optimizer step."""
+    """A strategy's statement for one optimizer step.
+
+    `state` is what is held at the peak of a step, gradients as kept between micro-batches; `at_rest` what is left
+    between two steps and `in_window` what is left between two micro-batches, where they differ from it.
+    """
 
     state: StateBytes
     collectives: tuple[Collective, ...]
+    at_rest: StateBytes | None = None
+    in_window: StateBytes | None = None
 
 
 def total_bytes(parameters: Sequence[ParameterSize]) -> int:

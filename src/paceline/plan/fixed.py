@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from paceline.job.memory_advice import memory_advice
 from paceline.job.resolve import Resolved
-from paceline.parallel.memory import layout_cost, parameter_sizes
+from paceline.parallel.fsdp.config import fsdp_config
+from paceline.parallel.memory import RankMemory, layout_cost, parameter_sizes, rank_memory
 from paceline.parallel.strategy import Collective
 from paceline.units import format_bytes
 
 
-def fixed_plan(resolved: Resolved, cluster: str) -> dict[str, Any]:
-    """The document of `plan --fixed --json`, less its schema."""
+def fixed_plan(resolved: Resolved, cluster: str, ranks_per_node: int | None = None) -> dict[str, Any]:
+    """The document of `plan --fixed --json`, less its schema. All ranks are on one node unless said otherwise."""
     reason = None if resolved.fits else misfit(resolved)
     chosen = {
         "layout": {**resolved.layout.to_record(), "microbatch": resolved.batch.microbatch,
@@ -21,6 +24,8 @@ def fixed_plan(resolved: Resolved, cluster: str) -> dict[str, Any]:
         "fits": resolved.fits,
         "memory": {"stages": [resolved.memory.to_record()], "heaviest": 0},
         "memory_available_bytes": resolved.memory_available_bytes,
+        "axes": axes(resolved, ranks_per_node),
+        "zero_stages": [{"zero_stage": stage, "memory": memory.to_record()} for stage, memory in by_stage(resolved).items()],
         "collectives": [asdict(c) for c in _collectives(resolved)],
         "step_seconds": None,
         "tokens_per_second_per_device": None,
@@ -53,9 +58,37 @@ def misfit(resolved: Resolved) -> str:
     )
 
 
+def axes(resolved: Resolved, ranks_per_node: int | None) -> dict[str, dict[str, Any]]:
+    """The axes that split something: their degrees, and whether their ranks share a node."""
+    layout = resolved.layout
+    return {
+        axis: {"degree": degree, "place": layout.place(axis, ranks_per_node or layout.world_size)}
+        for axis, degree in layout.degrees().items()
+        if degree > 1
+    }
+
+
+def by_stage(resolved: Resolved) -> dict[int, RankMemory]:
+    """Memory of each rank under every stage, in the given layout; nothing where nothing is sharded."""
+    if resolved.layout.dp_shard == 1:
+        return {}
+    stages: dict[int, RankMemory] = {}
+    for stage in (1, 2, 3):
+        parallel = msgspec.structs.replace(resolved.job.parallel, zero_stage=stage)
+        stages[stage] = rank_memory(
+            resolved.spec, resolved.layout, resolved.batch, resolved.job.optimizer, resolved.ddp,
+            fsdp_config(parallel, resolved.precision), transforms=resolved.transforms,
+            sequence_length=resolved.job.data.sequence_length, precision=resolved.precision,
+            device_kind=resolved.host.device_kind,
+        )  # fmt: skip
+    return stages
+
+
 def _collectives(resolved: Resolved) -> tuple[Collective, ...]:
     sizes = parameter_sizes(resolved.spec, 8 if resolved.precision == "fp64" else 4)
-    return layout_cost(sizes, resolved.layout, resolved.job.optimizer, resolved.ddp).collectives
+    return layout_cost(
+        sizes, resolved.layout, resolved.job.optimizer, resolved.ddp, resolved.fsdp, resolved.batch.accumulation
+    ).collectives
 
 
 def describe(resolved: Resolved, document: dict[str, Any]) -> str:
@@ -66,13 +99,23 @@ def describe(resolved: Resolved, document: dict[str, Any]) -> str:
         f"  {c['count']} x {c['kind']} over {c['axis']} per step, {format_bytes(c['size_bytes'])} in all ({c['purpose']})"
         for c in document["chosen"]["collectives"]
     ]
+    parts = ("parameters", "gradients", "moments", "gathered", "buffers", "total")
+    stages = [
+        f"  zero_stage {entry['zero_stage']}: "
+        + ", ".join(f"{part} {format_bytes(entry['memory'][f'{part}_bytes'])}" for part in parts)
+        for entry in document["chosen"]["zero_stages"]
+    ]
+    places = [f"  {axis} = {entry['degree']}, {entry['place']}" for axis, entry in document["chosen"]["axes"].items()]
     verdict = "fits" if resolved.fits else f"does not fit: {document['rejected'][0]['reason']}"
     return "\n".join(
         [
             f"layout: {resolved.layout}",
+            *places,
             *(f"  {d}" for d in resolved.derivations),
             f"memory per rank, of {format_bytes(resolved.memory_available_bytes)}:",
             *rows,
+            *(["by stage, per rank:"] if stages else []),
+            *stages,
             "collectives:" if collectives else "collectives: none",
             *collectives,
             verdict,

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.data.evaluation import Filler
 from paceline.parallel.collectives import sum_over_ranks
 from paceline.train.step import Batch, Forward, Loss
 
@@ -35,11 +36,13 @@ def evaluate(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]],
     wait_for_all: Callable[[], None],
+    settle: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Evaluate on this rank's batches, which may be none, and agree on the result.
 
     The number of collectives is one. Ranks may drift apart by more than a collective's timeout while they evaluate, so
-    `wait_for_all` (a barrier on the host, with a limit of its own) comes first.
+    `wait_for_all` (a barrier on the host, with a limit of its own) comes first. Where a forward pass is a collective, the
+    batches are as many on all ranks, some of them `Filler`; `settle` gives back what strategies left gathered.
 
     Compiled blocks run eagerly here: one more graph per shape would cost more than it saves.
     """
@@ -50,9 +53,12 @@ def evaluate(
         with torch.no_grad(), _eagerly(), autocast():
             for batch in batches:
                 loss_sum, weight = loss(forward(model, batch), batch)
+                if isinstance(batch, Filler):
+                    continue
                 total += torch.stack([loss_sum.double(), torch.as_tensor(weight, device=device).double()])
     finally:
         model.train(training)
+        settle()
     wait_for_all()
     loss_total, weight_total = sum_over_ranks(total.tolist(), group, device)
     return Evaluation(loss_total / weight_total if weight_total else math.nan, weight_total)

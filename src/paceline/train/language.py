@@ -8,17 +8,29 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from paceline.loss.chunked import head_cross_entropy
 from paceline.loss.cross_entropy import token_cross_entropy
 from paceline.model.attention import Documents
 from paceline.model.dropout import DropoutKey
 from paceline.model.spec import ModelSpec
+from paceline.model.transformer import Head
 from paceline.train.step import Batch, Forward, Loss
 
+IGNORE = -100
+"""Label of a token that is not predicted."""
 
-def language_functions(spec: ModelSpec, seed: int, loss: Loss | None = None) -> tuple[Forward, Loss]:
-    """`forward` and `loss` of a decoder; `loss` is a sum over labels and their number."""
+
+def language_functions(
+    spec: ModelSpec, seed: int, loss: Loss | None = None, chunk_tokens: int = 0
+) -> tuple[Forward, Loss]:
+    """`forward` and `loss` of a decoder; `loss` is a sum over labels and their number.
+
+    With `chunk_tokens` the head is taken together with the loss, so many tokens at a time: `forward` then returns the
+    sum itself, and the logits never stand whole. A loss of one's own needs the logits.
+    """
     drops = spec.dropout > 0 or spec.attention_dropout > 0
-    objective = loss or _loss
+    if chunk_tokens and loss is not None:
+        raise ValueError("chunks belong to the loss of this file")
 
     def forward(model: nn.Module, batch: Batch) -> Tensor:
         documents = None
@@ -27,11 +39,23 @@ def language_functions(spec: ModelSpec, seed: int, loss: Loss | None = None) -> 
             if batch["tokens"].is_cuda:
                 documents = documents.padded(batch["tokens"].shape[1])
         key = DropoutKey(seed, batch["step"], batch["sample_ids"]) if drops and model.training else None
-        logits_BLV: Tensor = model(batch["tokens"], documents=documents, dropout_key=key)
-        return logits_BLV
+        head = _chunked_head(batch["labels"], chunk_tokens) if chunk_tokens else None
+        output: Tensor = model(batch["tokens"], documents=documents, dropout_key=key, head=head)
+        return output
 
-    return forward, objective
+    return forward, loss or (_count if chunk_tokens else _loss)
+
+
+def _chunked_head(labels_BL: Tensor, chunk_tokens: int) -> Head:
+    def head(h_BLD: Tensor, weight_VD: Tensor) -> Tensor:
+        return head_cross_entropy(h_BLD, weight_VD, labels_BL, chunk_tokens, IGNORE)
+
+    return head
+
+
+def _count(loss_sum: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    return loss_sum, (batch["labels"] != IGNORE).sum()
 
 
 def _loss(logits_BLV: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    return token_cross_entropy(logits_BLV, batch["labels"])
+    return token_cross_entropy(logits_BLV, batch["labels"], IGNORE)

@@ -177,7 +177,7 @@ def _evaluate_all(session: Session, observer: Observer, outcome: Outcome) -> Non
         started = time.perf_counter()
         result = evaluate(
             session.model, session.forward, session.loss, batches(), group=session.group, device=session.device,
-            autocast=session.autocast, wait_for_all=session.wait_for_all,
+            autocast=session.autocast, wait_for_all=session.wait_for_all, settle=session.settle,
         )  # fmt: skip
         outcome.evals[name] = result.loss
         if session.is_writer:

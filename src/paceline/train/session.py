@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.train.step import Batch, Forward, Loss, TrainStep
 
@@ -35,6 +35,9 @@ class Session:
         tokens_per_step, samples_per_step: over all ranks.
         flop_per_token, peak_flop_per_second: for MFU; 0 or None where unknown. The peak is one rank's.
         group: the ranks that share the loss; None for one rank.
+        settle: gives back what forward passes without a backward left gathered.
+        whole_weights: every parameter whole, by name in sorted order, one at a time; all ranks iterate alike.
+        in_step: whether a forward pass is a collective, which all ranks must run equally often.
         wait_for_all: a barrier on the host for phases that drift by more than a collective may wait.
     """
 
@@ -58,6 +61,9 @@ class Session:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     wait_for_all: Callable[[], None] = lambda: None
     batch_needs_step: bool = False
+    settle: Callable[[], None] = lambda: None
+    whole_weights: Callable[[], Iterator[tuple[str, Tensor]]] = lambda: iter(())
+    in_step: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -32,6 +32,7 @@ _MAY_CHANGE_KEYS = (
     *LENGTHS,
     *("run.log_every", "run.eval_every", "run.dir", "run.name"),
     *("parallel.dp_replicate", "parallel.dp_shard", "parallel.cp", "parallel.tp", "parallel.pp"),
+    *("parallel.zero_stage", "parallel.reduce_every"),
     *("parallel.bucket_bytes", "parallel.overlap", "parallel.reduce_dtype", "parallel.compile"),
     "batch.microbatch",  # derived anew from the layout; the global batch is what stays
 )

@@ -1,7 +1,8 @@
 """From a resolved job and its data to a session: model, strategies, optimizer and batches, in a fixed order.
 
-Weights are made whole from (seed, name) on every rank, so that nothing is sent and every layout starts from the same
-ones; blocks are compiled after that, and the reducer hooks the parameters last.
+The model is made on the meta device; its blocks are made to recompute and compiled, in the order that
+`parallel.transforms` states, and strategies come last. They take the initial weights, which are made from (seed, name),
+whole and one at a time on every rank, so that nothing is sent and every layout starts from the same ones.
 """
 
 from __future__ import annotations
@@ -21,18 +22,22 @@ from paceline.data.prepare import PreparedData
 from paceline.errors import DataError
 from paceline.job.resolve import Resolved
 from paceline.model.flop import training_flop_per_token
-from paceline.model.init import initialise
+from paceline.model.init import initial_weights
 from paceline.model.transformer import Decoder
+from paceline.optim.config import OptimizerSection
 from paceline.optim.optimizer import build_optimizer
 from paceline.optim.schedule import learning_rate
+from paceline.parallel.apply import Applied, apply_strategies
 from paceline.parallel.collectives import gather_objects
 from paceline.parallel.compile.apply import compile_blocks
-from paceline.parallel.ddp.apply import BucketReducer, LocalReducer
-from paceline.parallel.ddp.config import DdpConfig
-from paceline.parallel.precision.apply import DTYPES, autocast_of
+from paceline.parallel.mesh import Mesh, build_mesh
+from paceline.parallel.offload.apply import offloaded_adamw
+from paceline.parallel.offload.config import OffloadConfig
+from paceline.parallel.precision.apply import DTYPES, autocast_of, loss_scale_of
+from paceline.parallel.recompute.apply import recompute_blocks
 from paceline.train.language import language_functions
 from paceline.train.session import Session
-from paceline.train.step import Batch, Reducer, TrainStep, on_device
+from paceline.train.step import Batch, TrainStep, on_device
 from paceline.workers.rendezvous import World
 
 
@@ -47,14 +52,15 @@ def build_session(resolved: Resolved, data: PreparedData, world: World) -> Sessi
         raise ValueError("a run in epochs is resolved with its samples first")
     _check_vocabulary(resolved, data)
     device, group = world.device, world_group(world)
-    model = build_model(resolved, device)
-    forward, loss = language_functions(resolved.spec, job.run.seed)
-    autocast = autocast_of(resolved.precision, device)
-    optimizer = build_optimizer(job.optimizer, model.named_parameters())
+    model, applied = build_model(resolved, build_mesh(resolved.layout, device), group, device)
+    transforms = resolved.transforms
+    forward, loss = language_functions(resolved.spec, job.run.seed, chunk_tokens=transforms.loss_chunk_tokens)
+    autocast = autocast_of(resolved.precision, device, transforms.parameter_dtype)
+    optimizer = make_optimizer(job.optimizer, applied, transforms.offload)
     step = TrainStep(
-        model, forward, loss, optimizer, make_reducer(model, group, resolved.ddp),
+        model, forward, loss, optimizer, applied.reducer,
         group=group, prescale=1.0 / resolved.tokens_per_step, clip_norm=job.optimizer.clip_norm,
-        device=device, autocast=autocast,
+        device=device, autocast=autocast, loss_scale=loss_scale_of(resolved.precision), master=applied.master,
     )  # fmt: skip
     loader = Loader(
         data.train, global_batch=resolved.batch.global_batch, microbatch=resolved.batch.microbatch,
@@ -62,7 +68,7 @@ def build_session(resolved: Resolved, data: PreparedData, world: World) -> Sessi
     )  # fmt: skip
     return Session(
         model=model, step=step, forward=forward, loss=loss, batches=loader,
-        evals={name: _eval_set(dataset, resolved, world, device) for name, dataset in data.evals.items()},
+        evals={name: _eval_set(dataset, resolved, world, applied.in_step) for name, dataset in data.evals.items()},
         schedule=lambda at: learning_rate(job.optimizer, at, steps, resolved.batch.global_batch),
         steps=steps, tokens_per_step=resolved.tokens_per_step, samples_per_step=resolved.batch.global_batch,
         device=device, world_size=world.world_size, rank=world.rank, group=group, autocast=autocast,
@@ -70,30 +76,40 @@ def build_session(resolved: Resolved, data: PreparedData, world: World) -> Sessi
         peak_flop_per_second=measured_peak(resolved.precision, device, group),
         wait_for_all=host_barrier(world),
         batch_needs_step=resolved.spec.dropout > 0 or resolved.spec.attention_dropout > 0,
-        notes=loader.notes,
+        notes=loader.notes, settle=applied.settle, whole_weights=applied.whole_weights, in_step=applied.in_step,
     )  # fmt: skip
 
 
-def build_model(resolved: Resolved, device: torch.device) -> nn.Module:
-    """The decoder with its initial weights on `device`, its blocks compiled where the job says so."""
+def build_model(
+    resolved: Resolved, mesh: Mesh, group: dist.ProcessGroup | None, device: torch.device
+) -> tuple[nn.Module, Applied]:
+    """The decoder with its initial weights on `device`, its blocks compiled where the job says so, under its strategies."""
     with torch.device("meta"):
         model = Decoder(resolved.spec)
     if resolved.precision == "fp64":
         model = model.double()
-    initialise(model, resolved.spec, resolved.job.run.seed, device)
+    blocks = list(model.blocks.values())
+    recompute_blocks(blocks, resolved.transforms.recompute)
     if resolved.compile:
-        compile_blocks(model.blocks.values())
-    return model
+        compile_blocks(blocks)
+    applied = apply_strategies(
+        model, blocks, mesh, ddp=resolved.ddp, fsdp=resolved.fsdp, group=group, device=device,
+        initial=initial_weights(model, resolved.spec, resolved.job.run.seed),
+        bf16_weights=resolved.transforms.parameter_dtype == "bf16",
+    )  # fmt: skip
+    return model, applied
+
+
+def make_optimizer(section: OptimizerSection, applied: Applied, offload: OffloadConfig) -> torch.optim.Optimizer:
+    """The optimizer over a model's parameters, its moments where `offload` wants them."""
+    if offload.place == "none":
+        return build_optimizer(section, applied.parameters)
+    return offloaded_adamw(section, applied.parameters, offload)
 
 
 def world_group(world: World) -> dist.ProcessGroup | None:
     """The group of all ranks; None for one."""
     return dist.group.WORLD if world.world_size > 1 else None
-
-
-def make_reducer(model: nn.Module, group: dist.ProcessGroup | None, config: DdpConfig) -> Reducer:
-    """What sums gradients over the data ranks."""
-    return LocalReducer(model.parameters()) if group is None else BucketReducer(model.parameters(), group, config)
 
 
 def measured_peak(precision: str, device: torch.device, group: dist.ProcessGroup | None) -> float:
@@ -114,15 +130,13 @@ def _check_vocabulary(resolved: Resolved, data: PreparedData) -> None:
         )
 
 
-def _eval_set(
-    dataset: TokenDataset, resolved: Resolved, world: World, device: torch.device
-) -> Callable[[], Iterable[Batch]]:
+def _eval_set(dataset: TokenDataset, resolved: Resolved, world: World, in_step: bool) -> Callable[[], Iterable[Batch]]:
     def batches() -> Iterator[Batch]:
         for batch in eval_batches(
             dataset, microbatch=resolved.batch.microbatch, dp_rank=world.rank, dp_degree=resolved.layout.dp,
-            limit=int(resolved.job.data.eval_sequences),
+            limit=int(resolved.job.data.eval_sequences), in_step=in_step,
         ):  # fmt: skip
-            yield on_device(batch, device)
+            yield on_device(batch, world.device)
 
     return batches
 

@@ -6,6 +6,8 @@ gradient once, inside the factor that also clips it. With prescale c, weight W a
 
     gradient of the objective = G / (c W),   factor = clip(|G| / (c W)) / (c W)
 
+Under fp16 the loss scale is a part of c that changes between steps.
+
 Policies (skip, save, stop) stand outside: this file reports what happened.
 """
 
@@ -15,35 +17,27 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.optim.clip import clip_factor, gradient_norm
+from paceline.optim.clip import clip_factor
 from paceline.optim.optimizer import apply_step
 from paceline.parallel.collectives import start_sum
+from paceline.parallel.precision.loss_scale import LossScale
+from paceline.parallel.precision.master import MasterWeights
+from paceline.parallel.reducer import Reducer
 
 Batch = dict[str, Any]
 Forward = Callable[[nn.Module, Batch], Any]
 Loss = Callable[[Any, Batch], tuple[Tensor, Tensor]]
 Mark = Callable[[str], None]
 
-NO_LABELS, NOT_FINITE = "no labels", "not finite"
-"""Why a step was skipped: its loss weight is zero, or its loss or gradient norm is no number."""
-
-
-class Reducer(Protocol):
-    """What a strategy offers the step: gradients that are sums over all data ranks after `finish`."""
-
-    exposed_seconds: float
-
-    def begin(self, *, last: bool, first: bool) -> None: ...
-    def finish(self) -> None: ...
-    def untouched(self) -> list[nn.Parameter]: ...
-    def close(self) -> None: ...
-    def state_bytes(self) -> tuple[int, int]: ...
+NO_LABELS, NOT_FINITE, OVERFLOW = "no labels", "not finite", "overflow"
+"""Why a step was skipped: its loss weight is zero, its loss or gradient norm is no number, or its gradient norm is none
+while the loss scale can still be lowered."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class StepResult:
     """What one optimizer step did; equal on all ranks.
 
     `loss` is the objective: sum over all ranks and micro-batches divided by the weight over them; nan where it is zero.
-    `skipped` is None, `NO_LABELS` or `NOT_FINITE`.
+    `skipped` is None, `NO_LABELS`, `NOT_FINITE` or `OVERFLOW`.
     """
 
     loss: float
@@ -74,6 +68,8 @@ class TrainStep:
         clip_norm: 0 turns clipping off.
         autocast: a context for forward and loss, such as bf16 autocast.
         device: where scalars live.
+        loss_scale: fp16's, which the step raises and lowers.
+        master: the weights that the optimizer updates where the model's are rounded from them.
     """
 
     def __init__(
@@ -89,6 +85,8 @@ class TrainStep:
         clip_norm: float,
         device: torch.device,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        loss_scale: LossScale | None = None,
+        master: MasterWeights | None = None,
     ) -> None:
         self.model = model
         self.forward = forward
@@ -100,6 +98,8 @@ class TrainStep:
         self.clip_norm = clip_norm
         self.device = device
         self.autocast = autocast
+        self.loss_scale = loss_scale
+        self.master = master
         self.parameters = [p for g in optimizer.param_groups for p in g["params"]]
 
     def __call__(self, microbatches: Sequence[Batch], lr: float, mark: Mark = lambda part: None) -> StepResult:
@@ -129,29 +129,49 @@ class TrainStep:
         with self.autocast():
             loss_sum, weight = self.loss(self.forward(self.model, batch), batch)
         totals += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, device=self.device).double()])
-        return loss_sum * self.prescale
+        return loss_sum * self._scale
+
+    @property
+    def _scale(self) -> float:
+        return self.prescale * (1.0 if self.loss_scale is None else self.loss_scale.scale)
 
     def _update(self, loss_sum: float, weight: float, lr: float) -> StepResult:
         if weight == 0:
             return StepResult(math.nan, 0.0, 0.0, lr, NO_LABELS)
         loss = loss_sum / weight
-        correction = 1.0 / (self.prescale * weight)
-        norm = gradient_norm([p.grad for p in self.parameters if p.grad is not None]) * correction
+        correction = 1.0 / (self._scale * weight)
+        norm = self.reducer.gradient_norm() * correction
         grad_norm = float(norm)
         if not (math.isfinite(grad_norm) and math.isfinite(loss)):
-            return StepResult(loss, weight, grad_norm, lr, NOT_FINITE)
+            return StepResult(loss, weight, grad_norm, lr, self._bad(loss))
+        if self.master is not None:
+            self.master.take_gradients()
         apply_step(self.optimizer, clip_factor(norm, self.clip_norm) * correction, lr)
+        if self.master is not None:
+            self.master.publish()
+        if self.loss_scale is not None:
+            self.loss_scale.succeeded()
         return StepResult(loss, weight, grad_norm, lr, None)
+
+    def _bad(self, loss: float) -> str:
+        """Why a step is not taken: the loss scale is to blame where the loss itself is finite."""
+        if self.loss_scale is None or not math.isfinite(loss):
+            return NOT_FINITE
+        reason = NOT_FINITE if self.loss_scale.at_floor else OVERFLOW
+        self.loss_scale.overflowed()
+        return reason
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
     """The batch with its tensors on `device`; numbers (tensors without dimensions) stay on the host, which reads them."""
     if device.type == "cpu":
         return batch
-    return {
-        key: value.to(device, non_blocking=True) if isinstance(value, Tensor) and value.ndim else value
-        for key, value in batch.items()
-    }
+    return type(batch)(
+        {
+            key: value.to(device, non_blocking=True) if isinstance(value, Tensor) and value.ndim else value
+            for key, value in batch.items()
+        }
+    )
 
 
 def _window(microbatches: Sequence[Batch]) -> Iterator[tuple[bool, bool, Batch]]:

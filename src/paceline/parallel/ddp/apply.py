@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.optim.clip import gradient_dtype, gradient_norm
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.ddp.cost import partition
 from paceline.parallel.strategy import ParameterSize
@@ -56,7 +57,7 @@ class BucketReducer:
         self._last = False
         self._next_launch = 0
         owned = [p for p in parameters if p.requires_grad]
-        sizes = [ParameterSize(str(i), p.numel(), p.element_size()) for i, p in enumerate(owned)]
+        sizes = [ParameterSize(str(i), p.numel(), gradient_dtype(p).itemsize) for i, p in enumerate(owned)]
         self._buckets = [self._make_bucket([owned[i] for i in ids]) for ids in partition(sizes, config.bucket_bytes)]
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(bucket, slot))  # type: ignore[no-untyped-call]
@@ -91,6 +92,10 @@ class BucketReducer:
                 bucket.flat.copy_(bucket.wire)
         self.exposed_seconds = time.perf_counter() - started
 
+    def gradient_norm(self) -> Tensor:
+        """2-norm over all gradients; replicas hold equal ones."""
+        return gradient_norm([p.grad for b in self._buckets for p in b.parameters if p.grad is not None])
+
     def untouched(self) -> list[torch.nn.Parameter]:
         """Parameters that got no gradient on this rank in the window so far."""
         return [
@@ -113,7 +118,7 @@ class BucketReducer:
 
     def _make_bucket(self, parameters: list[torch.nn.Parameter]) -> _Bucket:
         first = parameters[0]
-        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=gradient_dtype(first), device=first.device)
         views, offset = [], 0
         for parameter in parameters:
             views.append(flat[offset : offset + parameter.numel()].view(parameter.shape))
@@ -169,7 +174,10 @@ class LocalReducer:
     def finish(self) -> None:
         for parameter in self._parameters:
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = torch.zeros_like(parameter, dtype=gradient_dtype(parameter))
+
+    def gradient_norm(self) -> Tensor:
+        return gradient_norm([p.grad for p in self._parameters if p.grad is not None])
 
     def untouched(self) -> list[torch.nn.Parameter]:
         return [p for p in self._parameters if p.grad is None]
@@ -178,4 +186,4 @@ class LocalReducer:
         """Nothing to remove."""
 
     def state_bytes(self) -> tuple[int, int]:
-        return sum(p.numel() * p.element_size() for p in self._parameters), 0
+        return sum(p.numel() * gradient_dtype(p).itemsize for p in self._parameters), 0

@@ -1,0 +1,115 @@
+"""From a layout to a model under its strategies: which one applies follows from the axes that split something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.parallel.ddp.apply import BucketReducer, LocalReducer
+from paceline.parallel.ddp.config import DdpConfig
+from paceline.parallel.fsdp.config import AXIS, FsdpConfig
+from paceline.parallel.mesh import Mesh
+from paceline.parallel.precision.master import MasterWeights
+from paceline.parallel.reducer import Reducer
+from paceline.parallel.registry import strategies
+
+Named = Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A model under its strategies.
+
+    parameters: this rank's trainable and frozen tensors by name, plain, for the optimizer.
+    reducer: sums gradients over the data ranks.
+    in_step: whether a forward pass is a collective, so that all ranks must run the same number of them.
+    whole_weights: every parameter whole, one at a time, by name in sorted order; all ranks iterate alike.
+    settle: give back what forward passes without a backward left gathered.
+    master: the fp32 weights behind a model's bf16 ones; `parameters` and `whole_weights` are these then.
+    """
+
+    parameters: list[tuple[str, nn.Parameter]]
+    reducer: Reducer
+    in_step: bool
+    whole_weights: Callable[[], Iterator[tuple[str, Tensor]]]
+    settle: Callable[[], None]
+    master: MasterWeights | None = None
+
+
+def apply_strategies(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    mesh: Mesh,
+    *,
+    ddp: DdpConfig,
+    fsdp: FsdpConfig,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    initial: Named | None = None,
+    bf16_weights: bool = False,
+) -> Applied:
+    """Put a model under the strategies of a mesh's layout, in place.
+
+    Args:
+        model: on `device`; or on the meta device, and then it is given `initial`.
+        blocks: its repeated parts, each of which a strategy may treat as a unit.
+        mesh: of the layout.
+        ddp, fsdp: settings of the strategies.
+        group: all data ranks; None for one.
+        device: where this rank computes.
+        initial: name and whole value of each parameter, made one at a time.
+        bf16_weights: replicas compute with bf16 weights; their fp32 masters are updated.
+    """
+    if "fsdp" not in strategies(mesh.layout) or group is None:
+        if initial is not None:
+            place(model, initial, device)
+        return _replicated(model, group, ddp, MasterWeights(model) if bf16_weights else None)
+    # torch's sharding takes a second to load, which runs without it should not wait for.
+    from paceline.parallel.fsdp.apply import ShardedReducer, shard_model, whole_tensors
+
+    sharded = shard_model(model, blocks, mesh, fsdp, device, initial)
+    shards = mesh.group(AXIS)
+    assert shards is not None
+    return Applied(
+        parameters=sharded.named_handles(),
+        reducer=ShardedReducer(sharded, mesh, fsdp, group),
+        in_step=True,
+        whole_weights=lambda: whole_tensors(sharded, shards),
+        settle=sharded.reshard,
+    )
+
+
+def place(model: nn.Module, initial: Named, device: torch.device) -> None:
+    """Give a model its weights on `device`, one tensor at a time; a meta one is materialised in place."""
+    owners = {f"{prefix}.{name}" if prefix else name: (module, name)
+              for prefix, module in model.named_modules() for name, _ in module.named_parameters(recurse=False)}  # fmt: skip
+    for full_name, value in initial:
+        module, name = owners.pop(full_name)
+        old = module.get_parameter(name)
+        moved = value.to(device=device, dtype=old.dtype)
+        module.register_parameter(name, nn.Parameter(moved, requires_grad=old.requires_grad))
+    if owners:
+        raise ValueError(f"no initial value for {sorted(owners)}")
+
+
+def make_reducer(model: nn.Module, group: dist.ProcessGroup | None, config: DdpConfig) -> Reducer:
+    """What sums gradients over replicas."""
+    return LocalReducer(model.parameters()) if group is None else BucketReducer(model.parameters(), group, config)
+
+
+def _replicated(
+    model: nn.Module, group: dist.ProcessGroup | None, config: DdpConfig, master: MasterWeights | None
+) -> Applied:
+    named = {**dict(model.named_parameters()), **({} if master is None else dict(master.named))}
+    return Applied(
+        parameters=list(named.items()),
+        reducer=make_reducer(model, group, config),
+        in_step=False,
+        whole_weights=lambda: iter(sorted((n, p.detach()) for n, p in named.items())),
+        settle=lambda: None,
+        master=master,
+    )

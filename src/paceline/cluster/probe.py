@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 """Processor flags that say bf16 products have instructions of their own (x86, Arm)."""
@@ -14,8 +14,7 @@ FP16_FLAGS = ("avx512_fp16", "amx_fp16", "asimdhp")
 """Processor flags that say fp16 numbers are computed with, and not only stored."""
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(msgspec.Struct, frozen=True):
     """A machine as the operating system describes it.
 
     `devices` counts accelerators; 0 means that ranks run on the processor. Memory in bytes.
@@ -61,7 +60,13 @@ def probe_host() -> Host:
 def find_compiler() -> str | None:
     """The C++ compiler that torch.compile would use on the CPU, or None."""
     named = os.environ.get("CXX")
-    return shutil.which(named) if named else shutil.which("g++") or shutil.which("clang++")
+    return _on_path(named) if named else _on_path("g++") or _on_path("clang++")
+
+
+def _on_path(name: str) -> str | None:
+    """As `shutil.which`, whose module costs a command half of the interpreter's bare start."""
+    places = [Path(name)] if "/" in name else [Path(folder) / name for folder in os.get_exec_path()]
+    return next((str(place) for place in places if os.access(place, os.X_OK) and place.is_file()), None)
 
 
 def memory_limit_bytes() -> int:
@@ -83,7 +88,7 @@ def _nvidia_gpus() -> list[tuple[str, int]]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return []
-    if not Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is None:
+    if not Path("/dev/nvidiactl").exists() or _on_path("nvidia-smi") is None:
         return []
     import subprocess
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from paceline.cluster.probe import Host, find_compiler
 from paceline.config import nearest
@@ -17,8 +18,7 @@ CATALOG = Path(__file__).parent / "catalog"
 _PATTERN = re.compile(r"(\d+)x(\d+)x([A-Za-z0-9.-]+)(?::([A-Za-z0-9.-]+))?")
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(msgspec.Struct, frozen=True):
     """`nodes` nodes of `devices_per_node` devices; `host` is one of them."""
 
     text: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from paceline.job.resolve import Resolved
 from paceline.parallel.memory import rank_memory
@@ -48,7 +49,7 @@ def _cheapest_change(resolved: Resolved) -> str:
 
 def _freed(resolved: Resolved, **changes: Any) -> int:
     """Bytes per rank that other transforms would free."""
-    transforms: Transforms = replace(resolved.transforms, **changes)
+    transforms: Transforms = msgspec.structs.replace(resolved.transforms, **changes)
     memory = rank_memory(
         resolved.spec, resolved.layout, resolved.batch, resolved.job.optimizer, resolved.ddp, resolved.fsdp,
         sequence_length=resolved.job.data.sequence_length, precision=resolved.precision,

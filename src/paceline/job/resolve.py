@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from paceline.cluster.probe import Host, probe_host
 from paceline.errors import JobError
@@ -49,8 +50,7 @@ BF16_MIN_DIM = 64
 """Width from which bf16 products gain more than their conversions cost on a CPU (docs/log.md)."""
 
 
-@dataclass(frozen=True)
-class Derivation:
+class Derivation(msgspec.Struct, frozen=True):
     """A derived value with the formula that gave it."""
 
     key: str
@@ -61,8 +61,7 @@ class Derivation:
         return f"{self.key} = {self.value}   ({self.formula})"
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """A job as it runs on `world_size` ranks. `steps` is None until the data of a run in epochs is known."""
 
     job: Job
@@ -121,7 +120,9 @@ def resolve_job(
 
     def transforms_of(batch: BatchPlan) -> Transforms:
         tokens = batch.microbatch * job.data.sequence_length
-        return replace(fixed, loss_chunk_tokens=loss_chunk_tokens(job.parallel, spec, tokens, host.device_kind))
+        return msgspec.structs.replace(
+            fixed, loss_chunk_tokens=loss_chunk_tokens(job.parallel, spec, tokens, host.device_kind)
+        )
 
     def memory_of(batch: BatchPlan) -> RankMemory:
         return rank_memory(
@@ -167,7 +168,9 @@ def with_samples(resolved: Resolved, train_samples: int) -> Resolved:
     if resolved.steps is not None:
         return resolved
     again = resolve_job(resolved.job, resolved.layout.world_size, resolved.host, train_samples)
-    return replace(again, compile=resolved.compile, memory_available_bytes=resolved.memory_available_bytes)
+    return msgspec.structs.replace(
+        again, compile=resolved.compile, memory_available_bytes=resolved.memory_available_bytes
+    )
 
 
 def _check_sequence(job: Job, spec: ModelSpec) -> None:

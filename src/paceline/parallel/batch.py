@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from paceline.errors import JobError
 from paceline.parallel.config import BatchSection
 from paceline.parallel.layout import Layout
 
 
-@dataclass(frozen=True)
-class BatchPlan:
+class BatchPlan(msgspec.Struct, frozen=True):
     """Sequences per optimizer step: `global_batch` = `dp` x `microbatch` x `accumulation`."""
 
     global_batch: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from paceline.errors import JobError
 from paceline.parallel.config import ParallelSection
@@ -19,8 +20,7 @@ DATA_AXES = "dp"
 Place = Literal["inside a node", "across nodes", "both"]
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """How many ways each axis splits; the product is the world size."""
 
     dp_replicate: int = 1
@@ -54,7 +54,7 @@ class Layout:
         return "across nodes" if stride % ranks_per_node == 0 else "both"
 
     def to_record(self) -> dict[str, Any]:
-        return asdict(self)
+        return msgspec.structs.asdict(self)
 
     def __str__(self) -> str:
         named = [f"{axis}={degree}" for axis, degree in self.degrees().items() if degree > 1]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+
+import msgspec
 
 from paceline.loss.cost import chunk_peak_bytes, chunked_kept_bytes
 from paceline.model.flop import ActivationBytes, activation_bytes
@@ -36,8 +37,7 @@ RESERVE_SHARE = {"cpu": 0.0, "cuda": 0.05}
 """Allocator slack as a share of the activations: caching allocators round up and fragment."""
 
 
-@dataclass(frozen=True)
-class RankMemory:
+class RankMemory(msgspec.Struct, frozen=True):
     """Bytes per rank at the peak of a step; gradients as kept between micro-batches."""
 
     parameters_bytes: int
@@ -53,7 +53,7 @@ class RankMemory:
 
     @property
     def total_bytes(self) -> int:
-        return sum(asdict(self).values())
+        return sum(msgspec.structs.asdict(self).values())
 
     @property
     def growth_bytes(self) -> int:
@@ -61,7 +61,7 @@ class RankMemory:
         return self.total_bytes - self.context_bytes
 
     def to_record(self) -> dict[str, int]:
-        return {**asdict(self), "total_bytes": self.total_bytes}
+        return {**msgspec.structs.asdict(self), "total_bytes": self.total_bytes}
 
 
 def parameter_sizes(spec: ModelSpec, element_bytes: int) -> list[ParameterSize]:
@@ -134,8 +134,8 @@ def transformed_state(state: StateBytes, transforms: Transforms, tensors: int, e
     place = transforms.offload.place
     moments = resident_moments_bytes(state.moments, elements, tensors, element_bytes, place)
     if transforms.parameter_dtype == "bf16":
-        state = replace(state, parameters=state.parameters // 2, master=state.parameters)
-    return replace(state, moments=moments)
+        state = msgspec.structs.replace(state, parameters=state.parameters // 2, master=state.parameters)
+    return msgspec.structs.replace(state, moments=moments)
 
 
 def loss_peak_bytes(

@@ -7,14 +7,14 @@ A strategy is a package `parallel/<name>/` with `config.py` (its axes and settin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
 
 
-@dataclass(frozen=True)
-class ParameterSize:
+class ParameterSize(msgspec.Struct, frozen=True):
     """A parameter as the cost model sees it, in the module's order.
 
     `rows` is the length of its first dim (0: it has no dims), `unit` the block that it belongs to (None: outside of all
@@ -33,8 +33,7 @@ class ParameterSize:
         return self.elements * self.element_bytes
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(msgspec.Struct, frozen=True):
     """A collective of one optimizer step: `count` calls that carry `size_bytes` in all on each rank.
 
     Bytes are counted as nccl-tests does: those of the whole tensor, an all-gather's output and a reduce-scatter's input.
@@ -48,8 +47,7 @@ class Collective:
     purpose: str
 
 
-@dataclass(frozen=True)
-class StateBytes:
+class StateBytes(msgspec.Struct, frozen=True):
     """Bytes that one rank keeps, by kind. `gathered` are whole copies of split weights, `buffers` what only helps."""
 
     parameters: int
@@ -64,8 +62,7 @@ class StateBytes:
         return self.parameters + self.gradients + self.moments + self.master + self.gathered + self.buffers
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """A strategy's statement for one optimizer step.
 
     `state` is what is held at the peak of a step, gradients as kept between micro-batches; `at_rest` what is left

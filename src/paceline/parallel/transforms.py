@@ -8,9 +8,10 @@ stay outside of what is compiled or run again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from paceline.cluster.probe import Host
 from paceline.errors import JobError
@@ -26,8 +27,7 @@ from paceline.parallel.recompute.cost import extra_flop_share
 from paceline.units import format_bytes, format_percent
 
 
-@dataclass(frozen=True)
-class Transforms:
+class Transforms(msgspec.Struct, frozen=True):
     """Resolved transforms. `loss_chunk_tokens` is 0 where a micro-batch's logits stand whole."""
 
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"

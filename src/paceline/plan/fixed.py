@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -26,7 +25,7 @@ def fixed_plan(resolved: Resolved, cluster: str, ranks_per_node: int | None = No
         "memory_available_bytes": resolved.memory_available_bytes,
         "axes": axes(resolved, ranks_per_node),
         "zero_stages": [{"zero_stage": stage, "memory": memory.to_record()} for stage, memory in by_stage(resolved).items()],
-        "collectives": [asdict(c) for c in _collectives(resolved)],
+        "collectives": [msgspec.structs.asdict(c) for c in _collectives(resolved)],
         "step_seconds": None,
         "tokens_per_second_per_device": None,
         "mfu": None,
@@ -45,7 +44,7 @@ def fixed_plan(resolved: Resolved, cluster: str, ranks_per_node: int | None = No
             f"a {resolved.host.device_kind} process holds {format_bytes(resolved.memory.context_bytes)} before the model",
             "step time, money and search are not modelled in this version: their fields are null",
         ],
-        "derivations": [asdict(d) for d in resolved.derivations],
+        "derivations": [msgspec.structs.asdict(d) for d in resolved.derivations],
     }
 
 

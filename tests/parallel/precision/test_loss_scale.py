@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from paceline.errors import JobError
 from paceline.optim.config import OptimizerSection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from paceline.parallel.config import ParallelSection
 from paceline.units import MiB
@@ -13,8 +13,7 @@ DEFAULT_BUCKET_BYTES = 25 * MiB
 """PyTorch DDP's bucket size; large enough to reach a link's bandwidth, small enough to start before the backward ends."""
 
 
-@dataclass(frozen=True)
-class DdpConfig:
+class DdpConfig(msgspec.Struct, frozen=True):
     """Settings of the gradient reduction. Without `reduce_bf16` gradients travel in their own type."""
 
     bucket_bytes: int = DEFAULT_BUCKET_BYTES

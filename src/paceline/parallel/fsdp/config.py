@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from paceline.parallel.config import ParallelSection
 
@@ -14,8 +15,7 @@ ZeroStage = Literal[1, 2, 3]
 DEFAULT_STAGE: ZeroStage = 3
 
 
-@dataclass(frozen=True)
-class FsdpConfig:
+class FsdpConfig(msgspec.Struct, frozen=True):
     """Settings of the sharded strategy.
 
     zero_stage: 3 gives gathered weights back after a forward pass, 2 after a backward pass, 1 after the last backward

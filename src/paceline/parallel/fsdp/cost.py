@@ -20,7 +20,8 @@ collective overlaps anything, since torch issues them on streams that a CPU does
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from paceline.optim.config import OptimizerSection
 from paceline.optim.cost import moments_bytes
@@ -34,8 +35,7 @@ NORM_BYTES = 8
 """The sum of squares of a rank's gradients, in float64."""
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """Padded elements of one unit: all of a rank's part, and of its trainable tensors alone."""
 
     block: bool
@@ -114,7 +114,7 @@ def cost(
     in_window = at_rest
     if accumulation > 1:
         in_window = _in_window(split, whole, units, at_rest, layout.dp_shard, shard_rank, config)
-    state = replace(
+    state = msgspec.structs.replace(
         in_window,
         gathered=_gathered_peak(units, layout.dp_shard, config),
         buffers=in_window.buffers + _reduction_peak(units, layout.dp_shard, keeps_whole),
@@ -154,9 +154,11 @@ def _in_window(
     """Between two micro-batches: stage 1 keeps its weights gathered, and gradients are in parts or whole."""
     gathered = sum(u.part * parts * u.gathered_width for u in units) if config.zero_stage == 1 else 0
     if config.reduce_every_microbatch:
-        return replace(at_rest, gathered=gathered)
+        return msgspec.structs.replace(at_rest, gathered=gathered)
     gradients = sum(p.size_bytes for p in (*split, *whole) if p.trainable)
-    return replace(at_rest, gathered=gathered, gradients=gradients, buffers=_padding(split, parts, rank))
+    return msgspec.structs.replace(
+        at_rest, gathered=gathered, gradients=gradients, buffers=_padding(split, parts, rank)
+    )
 
 
 def _padding(split: Sequence[ParameterSize], parts: int, rank: int) -> int:

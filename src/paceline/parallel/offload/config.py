@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from paceline.errors import JobError
 from paceline.parallel.config import ParallelSection
@@ -14,8 +15,7 @@ Place = Literal["none", "host", "disk"]
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
-@dataclass(frozen=True)
-class OffloadConfig:
+class OffloadConfig(msgspec.Struct, frozen=True):
     """`place` of the moments; `folder` of each rank's file where it is the disk."""
 
     place: Place = "none"

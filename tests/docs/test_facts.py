@@ -26,6 +26,7 @@ from paceline.model.flop import (
 from paceline.model.spec import parameter_count, parameters, resolve
 from paceline.optim.config import OptimizerSection
 from paceline.parallel.ddp.config import DdpConfig
+from paceline.parallel.fsdp.config import FsdpConfig
 from paceline.parallel.layout import Layout
 from paceline.parallel.memory import layout_cost, parameter_sizes
 from paceline.run.records import KINDS, PARTS
@@ -166,7 +167,9 @@ def test_the_worked_example_of_ddp_cost_is_computed() -> None:
     spec = resolve(ModelSection(preset="small"))
     sizes = parameter_sizes(spec, 4)
     optimizer, pair = OptimizerSection(), Layout(dp_replicate=2)
-    cost, cost_bf16 = (layout_cost(sizes, pair, optimizer, DdpConfig(reduce_bf16=b)) for b in (False, True))
+    cost, cost_bf16 = (
+        layout_cost(sizes, pair, optimizer, DdpConfig(reduce_bf16=b), FsdpConfig(), 1) for b in (False, True)
+    )
     activations = activation_bytes(spec, 8, 256, 2)
     figures = {
         "parameters": parameter_count(spec),

@@ -64,7 +64,7 @@ def test_a_second_opener_is_refused_while_the_first_lives(tmp_path: Path) -> Non
     assert caught.value.exit_code == 74
     assert f"pid {os.getpid()} on " in str(caught.value)
     assert "since 20" in str(caught.value)
-    assert "paceline stop" in str(caught.value)
+    assert f"`kill {os.getpid()}`" in str(caught.value)
     opened(tmp_path / "tiny").release()
 
 

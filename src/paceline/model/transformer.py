@@ -249,5 +249,8 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 
 
 def _table(rows: int, width: int, device: Device) -> nn.Embedding:
-    """An embedding without values yet. Drawing them on the meta device would load torch's compiler, for two seconds."""
-    return nn.Embedding(rows, width, _weight=torch.empty(rows, width, device=device), device=device)
+    """An embedding. On the meta device no values are drawn, as that would load torch's compiler, for two seconds."""
+    weight_VD = torch.empty(rows, width, device=device)
+    if not weight_VD.is_meta:
+        nn.init.normal_(weight_VD)
+    return nn.Embedding(rows, width, _weight=weight_VD, device=device)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline import __version__
+from paceline.cluster.probe import probe_host
 from paceline.config import COMMAND_LINE, Section, Setting, build
 from paceline.data.evaluation import eval_batches
 from paceline.data.loader import IterableLoader, Loader
@@ -32,7 +32,6 @@ from paceline.data.worker import inside_worker
 from paceline.errors import JobError
 from paceline.job.checks import check_reduction
 from paceline.optim.config import OptimizerSection
-from paceline.optim.optimizer import build_optimizer
 from paceline.optim.schedule import learning_rate
 from paceline.parallel.apply import apply_strategies
 from paceline.parallel.batch import BatchPlan, plan_batch
@@ -42,8 +41,10 @@ from paceline.parallel.ddp.config import ddp_config
 from paceline.parallel.fsdp.config import fsdp_config
 from paceline.parallel.layout import Layout, resolve_layout
 from paceline.parallel.mesh import build_mesh
-from paceline.parallel.precision.apply import autocast_of
+from paceline.parallel.precision.apply import autocast_of, loss_scale_of
+from paceline.parallel.recompute.apply import recompute_blocks
 from paceline.parallel.registry import strategies
+from paceline.parallel.transforms import Transforms, resolve_transforms
 from paceline.run.directory import RunDirectory
 from paceline.run.records import RunFinished, RunStarted, Step
 from paceline.telemetry.config import TelemetrySection
@@ -51,7 +52,7 @@ from paceline.train import loop
 from paceline.train.observe import RunObserver
 from paceline.train.session import Session
 from paceline.train.shared_run import open_directory
-from paceline.train.startup import host_barrier, world_group
+from paceline.train.startup import host_barrier, make_optimizer, world_group
 from paceline.train.step import Batch, Forward, Loss, TrainStep, on_device
 from paceline.workers.rendezvous import World, join
 
@@ -173,16 +174,20 @@ class Trainer:
         device, group = world.device, world_group(world)
         _same_weights(self.model.to(device), group)
         precision = "fp32" if self._parallel.precision == "auto" else self._parallel.precision
-        autocast = autocast_of(precision, device) if precision == "bf16" else nullcontext
+        transforms = self._transforms(layout, precision)
+        autocast = autocast_of(precision, device, transforms.parameter_dtype)
+        recompute_blocks(self._blocks() if transforms.recompute != "none" else [], transforms.recompute)
         # A user's module is gathered in its own type: only autocast knows which of its operations bear 16 bit.
         applied = apply_strategies(
             self.model, self._blocks(), build_mesh(layout, device), ddp=ddp_config(self._parallel),
             fsdp=fsdp_config(self._parallel, "fp32"), group=group, device=device,
+            bf16_weights=transforms.parameter_dtype == "bf16",
         )  # fmt: skip
         step = TrainStep(
-            self.model, self._forward, self._loss, build_optimizer(self._optimizer, applied.parameters), applied.reducer,
+            self.model, self._forward, self._loss,
+            make_optimizer(self._optimizer, applied, transforms.offload), applied.reducer,
             group=group, prescale=1.0 / plan.global_batch, clip_norm=self._optimizer.clip_norm,
-            device=device, autocast=autocast,
+            device=device, autocast=autocast, loss_scale=loss_scale_of(precision), master=applied.master,
         )  # fmt: skip
         loader = self._loader(world, plan, layout, steps)
         session = Session(
@@ -196,6 +201,27 @@ class Trainer:
         )  # fmt: skip
         values = {**self._values, "run.steps": steps, "run.seed": self._seed, "parallel.ranks": world.world_size}
         return session, open_directory(self._run, values, world), plan, layout
+
+    def _transforms(self, layout: Layout, precision: str) -> Transforms:
+        if self._parallel.loss_chunk_tokens is not None:
+            raise JobError(
+                "has no effect on a loss of one's own, which is given the whole output",
+                key="parallel.loss_chunk_tokens",
+                hint="Remove it, or call paceline.loss.chunked.head_cross_entropy from forward.",
+            )
+        if self._parallel.offload != "none" and self._optimizer.name != "adamw":
+            raise JobError(
+                f"moves the moments of adamw; {self._optimizer.name} has none",
+                key="parallel.offload",
+                hint="Remove it, or set optimizer name adamw.",
+            )
+        if self._parallel.recompute != "none" and not self._blocks():
+            raise JobError(
+                "has no effect on a model without blocks: none were given, and it has no list of modules",
+                key="parallel.recompute",
+                hint="Give paceline.Trainer the blocks that are to be computed anew.",
+            )
+        return resolve_transforms(self._parallel, layout, probe_host(), precision, self._run)
 
     def _loader(self, world: World, plan: BatchPlan, layout: Layout, steps: int) -> Loader | IterableLoader:
         group = world_group(world)

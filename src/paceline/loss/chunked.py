@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+SLAB_ROWS = 2**14
+"""Rows of the weight whose 16-bit gradient is made at a time."""
+
 
 def head_cross_entropy(
     h_BLD: Tensor, weight_VD: Tensor, labels_BL: Tensor, chunk_tokens: int, ignore: int = -100
@@ -81,8 +84,11 @@ class _Gradients:
             return
         if self.weight_VD.dtype == dz_CV.dtype:
             self.weight_VD.addmm_(dz_CV.T, h_CD)
-        else:
-            self.weight_VD.add_(dz_CV.T @ h_CD)
+            return
+        # A 16-bit product is made before it is added: part by part, for it is as large as the weight.
+        for first in range(0, len(self.weight_VD), SLAB_ROWS):
+            part = slice(first, first + SLAB_ROWS)
+            self.weight_VD[part].add_(dz_CV[:, part].T @ h_CD)
 
 
 def _backward_anew(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:

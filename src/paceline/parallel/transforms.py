@@ -98,6 +98,8 @@ def describe_offload(offload: OffloadConfig) -> str:
 
 
 def describe_recompute(recompute: Recompute, spec: ModelSpec, sequence_length: int) -> str:
+    if recompute == "none":
+        return MEANING[recompute]
     share = extra_flop_share(spec, sequence_length, recompute)
     return f"{MEANING[recompute]}; {format_percent(share)} more matrix products than a step without"
 

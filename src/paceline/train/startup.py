@@ -1,8 +1,8 @@
 """From a resolved job and its data to a session: model, strategies, optimizer and batches, in a fixed order.
 
 The model is made on the meta device; its blocks are made to recompute and compiled, in the order that
-`parallel.transforms` states, and strategies come last. They take the initial weights, which are made from (seed, name), whole and one at a time on every rank, so that nothing is sent and every layout starts
-from the same ones.
+`parallel.transforms` states, and strategies come last. They take the initial weights, which are made from (seed, name),
+whole and one at a time on every rank, so that nothing is sent and every layout starts from the same ones.
 """
 
 from __future__ import annotations

@@ -116,7 +116,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         MappedFile(tmp_path / "file" / "folder", 8, torch.float32)
 
 
-def test_places_without_effect_are_refused(tmp_path: Path) -> None:
+def test_places_without_effect_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.parallel.offload.config.MEMORY_FILE_SYSTEMS", frozenset())
     with pytest.raises(JobError, match="no effect where ranks run on the processor"):
         offload_config(ParallelSection(offload="host"), "cpu", tmp_path)
     assert offload_config(ParallelSection(offload="host"), "cuda", tmp_path).place == "host"

@@ -30,12 +30,13 @@ from paceline.data.evaluation import eval_batches
 from paceline.data.loader import IterableLoader, Loader
 from paceline.data.worker import inside_worker
 from paceline.errors import JobError
-from paceline.job.checks import check_reduction
+from paceline.job.checks import check_effects, check_reduction
 from paceline.optim.config import OptimizerSection
 from paceline.optim.schedule import learning_rate
 from paceline.parallel.apply import apply_strategies
 from paceline.parallel.batch import BatchPlan, plan_batch
 from paceline.parallel.collectives import gather_objects
+from paceline.parallel.compile.apply import compile_blocks
 from paceline.parallel.config import BatchSection, ParallelSection
 from paceline.parallel.ddp.config import ddp_config
 from paceline.parallel.fsdp.config import fsdp_config
@@ -116,6 +117,12 @@ class Trainer:
         self._values = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
         settings = {key: Setting(value, COMMAND_LINE) for key, value in self._values.items()}
         sections = build(SECTIONS, settings)
+        held = [
+            (f"{name}.{key}", getattr(table, key))
+            for name, table in sections.items()
+            for key in table.__struct_fields__
+        ]
+        check_effects(held, settings.__contains__)
         self._optimizer: OptimizerSection = sections["optimizer"]  # type: ignore[assignment]
         self._parallel: ParallelSection = sections["parallel"]  # type: ignore[assignment]
         self._batch_section: BatchSection = sections["batch"]  # type: ignore[assignment]
@@ -177,6 +184,8 @@ class Trainer:
         transforms = self._transforms(layout, precision)
         autocast = autocast_of(precision, device, transforms.parameter_dtype)
         recompute_blocks(self._blocks() if transforms.recompute != "none" else [], transforms.recompute)
+        if self._parallel.compile:
+            compile_blocks(self._blocks() or [self.model])
         # A user's module is gathered in its own type: only autocast knows which of its operations bear 16 bit.
         applied = apply_strategies(
             self.model, self._blocks(), build_mesh(layout, device), ddp=ddp_config(self._parallel),
@@ -208,12 +217,6 @@ class Trainer:
                 "has no effect on a loss of one's own, which is given the whole output",
                 key="parallel.loss_chunk_tokens",
                 hint="Remove it, or call paceline.loss.chunked.head_cross_entropy from forward.",
-            )
-        if self._parallel.offload != "none" and self._optimizer.name != "adamw":
-            raise JobError(
-                f"moves the moments of adamw; {self._optimizer.name} has none",
-                key="parallel.offload",
-                hint="Remove it, or set optimizer name adamw.",
             )
         if self._parallel.recompute != "none" and not self._blocks():
             raise JobError(
@@ -254,7 +257,8 @@ class Trainer:
     def _started(self, session: Session, directory: RunDirectory, plan: BatchPlan, layout: Layout) -> RunStarted:
         return RunStarted(
             step=0, run_id=directory.run_id, job_digest=directory.job_digest, world_size=session.world_size,
-            layout=dict(layout.degrees()), device=str(session.device), precision=self._parallel.precision, compile=False,
+            layout=dict(layout.degrees()), device=str(session.device), precision=self._parallel.precision,
+            compile=bool(self._parallel.compile),
             microbatch=plan.microbatch, accumulation=plan.accumulation, global_batch=plan.global_batch,
             sequence_length=1, parameters=sum(p.numel() for p in self.model.parameters()), flop_per_token=0.0,
             flop_convention="none", versions={"paceline": __version__, "torch": str(torch.__version__)},

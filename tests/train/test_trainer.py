@@ -72,6 +72,7 @@ def squared(output: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, 
         ({"optimizer": {"lrr": 0.1}}, "Did you mean optimizer.lr?"),
         ({"layout": {"tpp": 2}}, "parallel.tp"),
         ({"optimizer": {"lr": -1.0}}, ">= 0"),
+        ({"optimizer": {"momentum": 0.9}}, "no effect on adamw"),
         ({"forward": lambda model, batch: None, "loss": lambda model, batch: None}, "forward has no effect"),
     ],
 )

@@ -30,7 +30,7 @@ from paceline.data.evaluation import eval_batches
 from paceline.data.loader import IterableLoader, Loader
 from paceline.data.worker import inside_worker
 from paceline.errors import JobError
-from paceline.job.checks import check_effects, check_reduction
+from paceline.job.checks import check_compiler, check_effects, check_reduction
 from paceline.optim.config import OptimizerSection
 from paceline.optim.schedule import learning_rate
 from paceline.parallel.apply import apply_strategies
@@ -148,7 +148,11 @@ class Trainer:
     def steps(self, steps: int) -> Iterator[Step]:
         """Train for `steps` optimizer steps, yielding the record of each. Leaving early ends the run there."""
         world = join_once()
-        session, directory, plan, layout = self._start(world, steps)
+        directory = self._open(world, steps)
+        if directory.finished is not None:
+            self._summary = _summary_of(directory.finished)
+            return
+        session, plan, layout = self._start(world, steps)
         observer = RunObserver(
             directory, world.rank, steps=steps, log_every=self._policy.log_every, telemetry=TelemetrySection()
         )
@@ -173,17 +177,26 @@ class Trainer:
             "samples_per_second": outcome.tokens_per_second,
         }
 
-    def _start(self, world: World, steps: int) -> tuple[Session, RunDirectory, BatchPlan, Layout]:
+    def _open(self, world: World, steps: int) -> RunDirectory:
+        values = {**self._values, "run.steps": steps, "run.seed": self._seed, "parallel.ranks": world.world_size}
+        return open_directory(self._run, values, world)
+
+    def _start(self, world: World, steps: int) -> tuple[Session, BatchPlan, Layout]:
         layout = resolve_layout(self._parallel, world.world_size, lambda key: key in self._settings)
         strategies(layout)
         plan = plan_batch(self._batch_section, layout, lambda per_rank: (per_rank, "all samples of a rank"))
         check_reduction(self._parallel, layout, plan, lambda key: key in self._settings)
         device, group = world.device, world_group(world)
         _same_weights(self.model.to(device), group)
-        precision = "fp32" if self._parallel.precision == "auto" else self._parallel.precision
+        precision = self._precision
+        if precision == "fp64":
+            _require_doubles(self.model)
+        check_compiler(self._parallel.compile, probe_host())
         transforms = self._transforms(layout, precision)
-        autocast = autocast_of(precision, device, transforms.parameter_dtype)
-        recompute_blocks(self._blocks() if transforms.recompute != "none" else [], transforms.recompute)
+        autocast = autocast_of(precision, device)
+        recompute_blocks(
+            self._blocks() if transforms.recompute != "none" else [], transforms.recompute, preserve_random_state=True
+        )
         if self._parallel.compile:
             compile_blocks(self._blocks() or [self.model])
         # A user's module is gathered in its own type: only autocast knows which of its operations bear 16 bit.
@@ -208,8 +221,11 @@ class Trainer:
             wait_for_all=host_barrier(world), settle=applied.settle, whole_weights=applied.whole_weights,
             in_step=applied.in_step,
         )  # fmt: skip
-        values = {**self._values, "run.steps": steps, "run.seed": self._seed, "parallel.ranks": world.world_size}
-        return session, open_directory(self._run, values, world), plan, layout
+        return session, plan, layout
+
+    @property
+    def _precision(self) -> str:
+        return "fp32" if self._parallel.precision == "auto" else self._parallel.precision
 
     def _transforms(self, layout: Layout, precision: str) -> Transforms:
         if self._parallel.loss_chunk_tokens is not None:
@@ -257,7 +273,7 @@ class Trainer:
     def _started(self, session: Session, directory: RunDirectory, plan: BatchPlan, layout: Layout) -> RunStarted:
         return RunStarted(
             step=0, run_id=directory.run_id, job_digest=directory.job_digest, world_size=session.world_size,
-            layout=dict(layout.degrees()), device=str(session.device), precision=self._parallel.precision,
+            layout=dict(layout.degrees()), device=str(session.device), precision=self._precision,
             compile=bool(self._parallel.compile),
             microbatch=plan.microbatch, accumulation=plan.accumulation, global_batch=plan.global_batch,
             sequence_length=1, parameters=sum(p.numel() for p in self.model.parameters()), flop_per_token=0.0,
@@ -331,6 +347,27 @@ def _finished(session: Session, outcome: loop.Outcome) -> RunFinished:
         loss=outcome.loss, eval_loss=next(iter(outcome.evals.values()), None), tokens=outcome.tokens,
         seconds=outcome.seconds, tokens_per_second=outcome.tokens_per_second,
     )  # fmt: skip
+
+
+def _summary_of(finished: Mapping[str, Any]) -> dict[str, Any]:
+    """What `fit` returns of a run that was done before."""
+    return {
+        "steps": finished["steps"],
+        "loss": finished["loss"],
+        "grad_norm": None,
+        "evals": {} if finished["eval_loss"] is None else {"eval": finished["eval_loss"]},
+        "samples_per_second": finished["tokens_per_second"],
+    }
+
+
+def _require_doubles(model: nn.Module) -> None:
+    single = [name for name, p in model.named_parameters() if p.dtype != torch.float64]
+    if single:
+        raise JobError(
+            f"fp64 arithmetic needs fp64 weights, and {single[0]} is {model.get_parameter(single[0]).dtype}",
+            key="parallel.precision",
+            hint="Give the Trainer model.double() and data in float64.",
+        )
 
 
 def _refuse_loader_worker() -> None:

@@ -78,6 +78,7 @@ def test_wrong_usage_is_2_and_names_the_nearest(launch: Launcher) -> None:
     refused(launch(["train", "--prosc", "2"]), 2, "--prosc", "paceline train --help")
     refused(launch(["train", "--procs", "0"]), 2, "--procs 0 starts nothing")
     refused(launch(["plan"]), 2, "--fixed")
+    refused(launch(["plan", "--fixed", "--cluster", "1x8xh100-sxm", "--procs", "2"]), 2, "--procs 2 has no effect")
     refused(launch(["plan", "--fixed", "--cluster", "8xh100"]), 2, "8xh100", "NODESxDEVICESxDEVICE")
     refused(launch(["plan", "--fixed", "--cluster", "1x8xh10-sxm"]), 2, "Did you mean h100-sxm?")
 

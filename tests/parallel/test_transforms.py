@@ -13,7 +13,7 @@ from paceline.model.spec import parameter_count
 from paceline.parallel.offload.cost import CHUNK_ELEMENTS
 from tests.conformance.cases import HOST
 
-GPU = replace(HOST, device_kind="cuda", devices=8, device_name="gpu", device_memory_bytes=80 * 2**30)
+GPU = replace(HOST, device_kind="cuda", devices=8, device_name="gpu", device_memory_bytes=80 * 2**30, compiler="g++")
 BASE = ["model.preset=llama3.2-1b", "batch.global_batch=8", "batch.microbatch=1", "data.sequence_length=4096",
         "parallel.precision=bf16", "parallel.compile=false"]  # fmt: skip
 

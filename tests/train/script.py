@@ -49,6 +49,9 @@ def main(fault: str) -> None:
         optimizer={"lr": 0.05, "warmup_steps": 0}, log_every=5, microbatch=3,
     )  # fmt: skip
     result = trainer.fit(steps=12)
+    if fault == "twice":
+        again = trainer.fit(steps=12)
+        assert again["loss"] == result["loss"] and again["steps"] == 12
     weights = [float(p.detach().double().sum()) for p in model.parameters()]
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps({**result, "weights": weights}))

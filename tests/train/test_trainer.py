@@ -45,6 +45,11 @@ def test_a_loss_of_the_model_is_accepted(launch: Launcher) -> None:
     assert result(torchrun(launch, 1, "loss of model"))["steps"] == 12
 
 
+def test_a_finished_run_is_not_trained_again(launch: Launcher, tmp_path: Path) -> None:
+    assert result(torchrun(launch, 1, "twice"))["steps"] == 12
+    assert len(list(read_records(tmp_path / "runs" / "points", kinds=("step",)))) == 12
+
+
 @pytest.mark.limit(90)
 def test_a_loader_worker_that_dies_ends_the_job_and_is_named(launch: Launcher) -> None:  # BL-30
     done = torchrun(launch, 2, "worker", timeout=60)

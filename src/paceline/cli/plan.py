@@ -39,6 +39,11 @@ def run(args: argparse.Namespace) -> int:
     job = job_of(args)
     cluster = parse_cluster(args.cluster, probe_host())
     here = args.cluster == HERE
+    if args.procs is not None and not here:
+        raise UsageError(
+            f"--procs {args.procs} has no effect beside --cluster {args.cluster}, which says how many devices there are",
+            hint="Write the number into --cluster, or remove --procs.",
+        )
     ranks = _ranks(job, cluster.devices, here)
     resolved = resolve_job(job, ranks, cluster.host, ranks_per_host=None if here else cluster.devices_per_node)
     document = fixed_plan(resolved, args.cluster, ranks if here else cluster.devices_per_node)

@@ -42,7 +42,7 @@ def probe_host() -> Host:
     gpus = _nvidia_gpus()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = memory_limit_bytes()
-    name, device_memory = gpus[0] if gpus else (_processor_name(), memory)
+    name, device_memory, fast_bf16 = gpus[0] if gpus else (_processor_name(), memory, _cpu_has_bf16())
     return Host(
         name=os.uname().nodename,
         device_kind="cuda" if gpus else "cpu",
@@ -51,7 +51,7 @@ def probe_host() -> Host:
         device_memory_bytes=device_memory,
         cores=cores,
         memory_bytes=memory,
-        fast_bf16=bool(gpus) or _cpu_has_bf16(),
+        fast_bf16=fast_bf16,
         compiler=find_compiler(),
         fp16=bool(gpus) or bool(_cpu_flags().intersection(FP16_FLAGS)),
     )
@@ -83,8 +83,8 @@ def memory_limit_bytes() -> int:
     return min(limits)
 
 
-def _nvidia_gpus() -> list[tuple[str, int]]:
-    """Name and memory bytes of each visible GPU."""
+def _nvidia_gpus() -> list[tuple[str, int, bool]]:
+    """Name, memory bytes and whether bf16 has products of its own (compute capability 8) of each visible GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return []
@@ -92,13 +92,13 @@ def _nvidia_gpus() -> list[tuple[str, int]]:
         return []
     import subprocess
 
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
     try:
         printed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [line.rsplit(",", 1) for line in printed.splitlines() if "," in line]
-    gpus = [(name.strip(), int(float(mib)) * 2**20) for name, mib in rows]
+    rows = [line.rsplit(",", 2) for line in printed.splitlines() if line.count(",") >= 2]
+    gpus = [(name.strip(), int(float(mib)) * 2**20, float(capability) >= 8.0) for name, mib, capability in rows]
     return gpus if visible is None else gpus[: len(visible.split(","))]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from paceline.cluster.probe import Host
 from paceline.errors import JobError
 from paceline.parallel.batch import BatchPlan
 from paceline.parallel.config import ParallelSection
@@ -94,6 +95,20 @@ def check_effects(values: Iterable[tuple[str, Any]], is_set: Callable[[str], boo
             for key, value in held.items():
                 reason = reason.replace("{" + key + "}", str(value))
             raise JobError(reason, key=rule.key, values={rule.key: held[rule.key]}, hint=rule.hint)
+
+
+def check_compiler(compile_it: bool | None, host: Host) -> None:
+    """Refuse compilation where nothing can compile.
+
+    Raises:
+        JobError: `parallel.compile` is true and no C++ compiler is on the path (triton needs one too).
+    """
+    if compile_it and host.compiler is None:
+        raise JobError(
+            "true needs a C++ compiler and none is on the path",
+            key="parallel.compile",
+            hint="Install g++ (Debian: apt-get install g++), or set parallel.compile=false.",
+        )
 
 
 def check_reduction(parallel: ParallelSection, layout: Layout, batch: BatchPlan, is_set: Callable[[str], bool]) -> None:

@@ -26,7 +26,7 @@ def memory_advice(resolved: Resolved) -> tuple[str, str]:
 
 def _cheapest_change(resolved: Resolved) -> str:
     memory, microbatch = resolved.memory, resolved.batch.microbatch
-    state = memory.parameters_bytes + memory.gradients_bytes + memory.moments_bytes
+    state = memory.parameters_bytes + memory.master_bytes + memory.gradients_bytes + memory.moments_bytes
     if memory.activations_bytes + memory.logits_bytes > state and microbatch > 1:
         smaller = max(d for d in range(1, microbatch) if microbatch % d == 0)
         freed = (memory.activations_bytes + memory.logits_bytes) * (microbatch - smaller) // microbatch
@@ -41,10 +41,19 @@ def _cheapest_change(resolved: Resolved) -> str:
             f"Cheapest change: parallel.recompute=full frees {format_bytes(freed)} for {format_percent(share)} more "
             "arithmetic; the result stays the same."
         )
-    return (
-        f"{format_bytes(state)} of it are weights, gradients and moments, which every replica keeps whole: "
-        "take a smaller model, optimizer.name=sgd, or a device with more memory."
-    )
+    layout = resolved.layout
+    if layout.dp_shard == 1 and layout.dp_replicate > 1:
+        return (
+            f"Cheapest change: {format_bytes(state)} of it are weights, gradients and moments, which every replica keeps "
+            f"whole; parallel.dp_shard={layout.dp_replicate} splits them over the ranks; the result stays the same."
+        )
+    if resolved.job.optimizer.name == "adamw" and resolved.transforms.offload.place == "none":
+        place = "disk" if resolved.host.device_kind == "cpu" else "host"
+        return (
+            f"Cheapest change: parallel.offload={place} moves {format_bytes(memory.moments_bytes)} of moments out; "
+            "the result stays the same."
+        )
+    return f"{format_bytes(state)} of it is state: take a smaller model, more ranks, or a device with more memory."
 
 
 def _freed(resolved: Resolved, **changes: Any) -> int:

@@ -118,7 +118,7 @@ def _type_names(info: Any) -> list[str]:
         case msgspec.inspect.UnionType():
             return [n for part in info.types for n in _type_names(part) if n]
         case msgspec.inspect.LiteralType():
-            return [f'"{v}"' for v in info.values]
+            return [f'"{v}"' if isinstance(v, str) else str(v) for v in info.values]
         case msgspec.inspect.CustomType():
             return [{Bytes: "size", Seconds: "duration", Count: "count"}.get(info.cls, info.cls.__name__)]
         case msgspec.inspect.NoneType():

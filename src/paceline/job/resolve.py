@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.cluster.probe import Host, probe_host
 from paceline.errors import JobError
-from paceline.job.checks import check_reduction
+from paceline.job.checks import check_compiler, check_reduction
 from paceline.job.load import DEFAULT_STEPS, Job
 from paceline.model.flop import training_flop_per_token
 from paceline.model.spec import ModelSpec
@@ -168,8 +168,13 @@ def with_samples(resolved: Resolved, train_samples: int) -> Resolved:
     if resolved.steps is not None:
         return resolved
     again = resolve_job(resolved.job, resolved.layout.world_size, resolved.host, train_samples)
+    # The decision to compile was taken, and its reason printed, before the length was known.
+    kept = {d.key: d for d in resolved.derivations if d.key in ("parallel.compile", "transforms")}
     return msgspec.structs.replace(
-        again, compile=resolved.compile, memory_available_bytes=resolved.memory_available_bytes
+        again,
+        compile=resolved.compile,
+        memory_available_bytes=resolved.memory_available_bytes,
+        derivations=tuple(kept.get(d.key, d) for d in again.derivations),
     )
 
 
@@ -237,16 +242,10 @@ def _steps(job: Job, batch: BatchPlan, train_samples: int | None) -> tuple[int |
 def _compile(
     job: Job, spec: ModelSpec, host: Host, layout: Layout, batch: BatchPlan, steps: int | None
 ) -> tuple[bool, str]:
-    compiler = host.compiler if host.device_kind == "cpu" else "triton"
+    check_compiler(job.parallel.compile, host)
     if job.parallel.compile is not None:
-        if job.parallel.compile and compiler is None:
-            raise JobError(
-                "true needs a C++ compiler and none is on the path",
-                key="parallel.compile",
-                hint="Install g++ (Debian: apt-get install g++), or set parallel.compile=false.",
-            )
         return job.parallel.compile, "set"
-    if compiler is None:
+    if host.compiler is None:
         return False, "auto: no C++ compiler on the path; eager (with g++ a step would be faster)"
     if steps is None:
         return True, "auto: a run in epochs"

@@ -57,8 +57,10 @@ class RopeScaling(Section, frozen=True):
 
 
 class ModelSection(Section, frozen=True):
-    """What is trained. Every key left out comes from the preset; `num_kv_heads` and `head_dim` follow from
-    `num_heads` and `dim` where the preset does not name them."""
+    """What is trained. Every key left out comes from the preset.
+
+    `num_kv_heads` and `head_dim` follow from `num_heads` and `dim` where the preset does not name them.
+    """
 
     preset: Annotated[str, Meta(description="a model of the catalogue, whose keys the ones below replace")] = "tiny"
     num_layers: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="transformer blocks")] = None

@@ -50,7 +50,7 @@ def evaluate(
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), _eagerly(), autocast():
+        with torch.no_grad(), eagerly(), autocast():
             for batch in batches:
                 loss_sum, weight = loss(forward(model, batch), batch)
                 if isinstance(batch, Filler):
@@ -64,6 +64,6 @@ def evaluate(
     return Evaluation(loss_total / weight_total if weight_total else math.nan, weight_total)
 
 
-def _eagerly() -> AbstractContextManager[Any]:
+def eagerly() -> AbstractContextManager[Any]:
     """Compiled blocks run eagerly inside. Where nothing is compiled torch's compiler is not loaded, which takes seconds."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import tomlkit
 
 from paceline.errors import PacelineError, from_record
@@ -34,7 +35,9 @@ _MAY_CHANGE_KEYS = (
     *("parallel.dp_replicate", "parallel.dp_shard", "parallel.cp", "parallel.tp", "parallel.pp"),
     *("parallel.zero_stage", "parallel.reduce_every"),
     *("parallel.bucket_bytes", "parallel.overlap", "parallel.reduce_dtype", "parallel.compile"),
-    "batch.microbatch",  # derived anew from the layout; the global batch is what stays
+    # Derived anew from the layout and the place; the global batch is what stays.
+    *("batch.microbatch", "parallel.loss_chunk_tokens", "parallel.offload_dir"),
+    *("parallel.zero_stage", "parallel.reduce_every", "parallel.ranks"),
 )
 
 
@@ -53,9 +56,16 @@ def open_run(resolved: Resolved) -> RunDirectory:
     path = job.run_path
     if job.checkpoint.resume == "never":
         path = path.with_name(next_free_name(path.parent, path.name))
+        run = msgspec.structs.replace(job.run, name=path.name)
+        resolved = msgspec.structs.replace(resolved, job=msgspec.structs.replace(job, run=run))
     directory = RunDirectory.open(
         path, resolved_toml(resolved), resolved_values(resolved), lambda key: may_change(job, key)
     )
+    return _recorded(directory)
+
+
+def _recorded(directory: RunDirectory) -> RunDirectory:
+    """The directory, once what is not as in the attempts before has been written down."""
     if directory.changes:
         with directory.writer("changes") as writer:
             for change in directory.changes:
@@ -91,9 +101,7 @@ def open_directory(path: Path, values: dict[str, Any], world: World) -> RunDirec
         PacelineError: what opening it raised, on every rank alike.
     """
     table = tomlkit.dumps({key: str(value) for key, value in values.items()})
-    return _shared(
-        lambda: RunDirectory.open(path, table, values, lambda key: key in LENGTHS or key == "parallel.ranks"), world
-    )
+    return _shared(lambda: _recorded(RunDirectory.open(path, table, values, _MAY_CHANGE_KEYS.__contains__)), world)
 
 
 def _shared(open_it: Callable[[], RunDirectory], world: World) -> RunDirectory:

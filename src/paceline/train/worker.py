@@ -35,6 +35,7 @@ from paceline.run.files import write_atomic
 from paceline.run.records import Checkpoint, Derivation, RunFinished, RunStarted
 from paceline.train import loop, shared_run
 from paceline.train.continue_text import TOKENIZER_FILE
+from paceline.train.evaluate import eagerly
 from paceline.train.observe import RunObserver
 from paceline.train.out_of_memory import explain_out_of_memory
 from paceline.train.session import Session
@@ -66,10 +67,11 @@ def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
     started = time.time()
     world = join(job.recovery.collective_seconds, start_timeout=float(job.recovery.start_timeout))
     try:
-        resolved = resolve_job(job, world.world_size, probe_host())
+        resolved = resolve_job(job, world.world_size, probe_host(), ranks_per_host=world.local_world_size)
         directory = shared_run.join_run(resolved, world)
         if directory.finished is not None:
             return 0
+        resolved = _offloading_into(directory.path, resolved)
         alone = world.rank == 0 and not is_supervised()
         with directory:
             if alone:
@@ -80,6 +82,15 @@ def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
         return 0
     finally:
         leave(world)
+
+
+def _offloading_into(folder: Path, resolved: Resolved) -> Resolved:
+    """Moments that go to the disk go into the run's own directory, which is known only now, unless the job names another."""
+    offload = resolved.transforms.offload
+    if offload.place != "disk" or resolved.job.parallel.offload_dir is not None:
+        return resolved
+    transforms = msgspec.structs.replace(resolved.transforms, offload=msgspec.structs.replace(offload, folder=folder))
+    return msgspec.structs.replace(resolved, transforms=transforms)
 
 
 def _attempt(resolved: Resolved, world: World, directory: RunDirectory, started: float) -> None:
@@ -115,10 +126,14 @@ def _train(
         outcome = loop.train(session, policy, observer, timers)
         beat(outcome.steps, "ending the run", allow_seconds=600.0)
         peaks = gather_objects(peak_memory_bytes(session.device), session.group)
+        compiled = recompiles() if resolved.compile else None
         _save(resolved, data, directory, session, observer, outcome.steps)
+        if session.in_step:
+            # What comes next is a collective, and the writer may be at its save for longer than one may wait.
+            session.wait_for_all()
         sample = _sample(resolved, data, session) if session.is_writer or session.in_step else ""
         if session.is_writer:
-            _finish(resolved, data, session, observer, outcome, peaks, sample)
+            _finish(resolved, data, session, observer, outcome, peaks, compiled, sample)
     session.wait_for_all()
 
 
@@ -171,6 +186,7 @@ def _finish(
     observer: RunObserver,
     outcome: loop.Outcome,
     peaks: list[int],
+    compiled: int | None,
     sample: str,
 ) -> None:
     """The bigram model's loss beside ours, and a sample."""
@@ -184,7 +200,7 @@ def _finish(
             samples=outcome.steps * session.samples_per_step, loss=outcome.loss,
             eval_loss=outcome.evals.get(HELD_OUT), bigram_eval_loss=bigram, tokens=outcome.tokens,
             seconds=outcome.seconds, tokens_per_second=rate, mfu=session.mfu(rate) if rate else None,
-            peak_memory_bytes=peaks, recompiles=recompiles() if resolved.compile else None,
+            peak_memory_bytes=peaks, recompiles=compiled,
         )
     )  # fmt: skip
     if HELD_OUT in outcome.evals:
@@ -223,7 +239,7 @@ def _save(
 def _sample(resolved: Resolved, data: PreparedData, session: Session) -> str:
     prompt = [data.tokenizer.separator]
     # Blocks that are gathered in 16 bit multiply in it, as they do in training.
-    with session.autocast() if session.in_step else nullcontext():
+    with eagerly(), session.autocast() if session.in_step else nullcontext():
         ids = generate(
             cast(Decoder, session.model), prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=40,
             seed=resolved.job.run.seed, vocabulary=data.tokenizer.vocabulary,

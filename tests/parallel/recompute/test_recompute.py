@@ -175,3 +175,19 @@ def test_the_peak_is_at_the_loss_or_in_a_block() -> None:
     assert peak_bytes(activations, "full", activations.recomputed_block + 1) == kept
     assert peak_bytes(activations, "full", 0) == kept + activations.recomputed_block
     assert extra_flop_share(spec, 96, "selective") == 0 < extra_flop_share(spec, 96, "full") < 1 / 3
+
+
+def test_a_block_that_draws_random_numbers_draws_them_again() -> None:
+    """nn.Dropout's masks come from the generator: without its state the backward would belong to another forward."""
+    block = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 4)).double()
+    x = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def gradients() -> list[torch.Tensor]:
+        block.zero_grad()
+        torch.manual_seed(5)
+        block(x).square().sum().backward()
+        return [p.grad.clone() for p in block.parameters() if p.grad is not None]
+
+    wanted = gradients()
+    recompute_blocks([block], "full", preserve_random_state=True)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(), wanted, strict=True))

@@ -38,16 +38,18 @@ ATTENTION = frozenset(
 )
 
 
-def recompute_blocks(blocks: Iterable[nn.Module], recompute: Recompute) -> None:
+def recompute_blocks(blocks: Iterable[nn.Module], recompute: Recompute, *, preserve_random_state: bool = False) -> None:
     """Make each block recompute in its backward, in place; names of modules and parameters stay.
 
     Args:
         blocks: the repeated parts of a model, not yet compiled, wrapped or hooked.
         recompute: what is computed anew; with "none" nothing is touched.
+        preserve_random_state: whether a block may draw random numbers, as `nn.Dropout` does: it must draw the same ones
+            again. The decoder's masks are a hash and need nothing.
     """
     if recompute == "none":
         return
-    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": preserve_random_state}
     if recompute == "selective":
         settings["context_fn"] = functools.partial(create_selective_checkpoint_contexts, keep_dear)
     for block in blocks:

@@ -8,7 +8,6 @@ hangs or fails it a step later; and its waiting time cannot be read. The reducti
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -53,7 +52,6 @@ class BucketReducer:
     ) -> None:
         self.group = group
         self.config = config
-        self.exposed_seconds = 0.0
         self._last = False
         self._next_launch = 0
         owned = [p for p in parameters if p.requires_grad]
@@ -80,7 +78,6 @@ class BucketReducer:
 
     def finish(self) -> None:
         """Wait until every bucket holds the sum over all ranks. Parameters that no rank used hold zeros."""
-        started = time.perf_counter()
         for bucket in self._buckets[self._next_launch :]:
             self._launch(bucket)
         self._next_launch = len(self._buckets)
@@ -90,7 +87,6 @@ class BucketReducer:
                 bucket.work = None
             if bucket.wire is not bucket.flat:
                 bucket.flat.copy_(bucket.wire)
-        self.exposed_seconds = time.perf_counter() - started
 
     def gradient_norm(self) -> Tensor:
         """2-norm over all gradients; replicas hold equal ones."""
@@ -164,7 +160,6 @@ class LocalReducer:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
-        self.exposed_seconds = 0.0
 
     def begin(self, *, last: bool, first: bool) -> None:
         if first:

@@ -7,7 +7,6 @@ changes with whether a unit is gathered (then they are other parameters, without
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -128,7 +127,6 @@ class ShardedReducer:
     """
 
     def __init__(self, model: ShardedModel, mesh: Mesh, config: FsdpConfig, world: dist.ProcessGroup) -> None:
-        self.exposed_seconds = 0.0
         self.model = model
         self._config = config
         self._replicas = mesh.layout.dp_replicate > 1
@@ -161,14 +159,12 @@ class ShardedReducer:
 
     def finish(self) -> None:
         """Hand the parts of the summed gradient to the handles. Parameters that no rank used hold zeros."""
-        started = time.perf_counter()
         if self._rest is not None:
             self._rest.finish()
         with torch.no_grad():
             for part in self._trained:
                 grad = part.shard.grad
                 part.handle.grad = torch.zeros_like(part.handle) if grad is None else _local(grad)
-        self.exposed_seconds = time.perf_counter() - started
 
     def gradient_norm(self) -> Tensor:
         """2-norm over all gradients: squares of this rank's parts, summed over the shard axis; replicas hold equal ones."""

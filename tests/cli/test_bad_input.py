@@ -63,6 +63,7 @@ def refused(done: Completed, code: int, *texts: str) -> None:
             ],
             ["parallel.reduce_dtype", "in bf16", "reduce_every=microbatch"],
         ),
+        (["parallel.precision=fp64", "parallel.reduce_dtype=fp32"], ["parallel.reduce_dtype", "no effect"]),
         (["optimizer.decay_steps=5"], ["optimizer.decay_steps", "no effect"]),
     ],
 )

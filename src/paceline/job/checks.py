@@ -56,6 +56,12 @@ _RULES = (
         "Remove it, or choose a schedule that decays.",
     ),
     _Rule(
+        "parallel.reduce_dtype",
+        lambda v: v["parallel.precision"] == "fp64" and v["parallel.reduce_dtype"] == "fp32",
+        "has no effect with precision = fp64, whose gradients travel as they are",
+        "Remove it, or set parallel.reduce_dtype=bf16.",
+    ),
+    _Rule(
         "parallel.offload_dir",
         lambda v: v["parallel.offload"] != "disk",
         "has no effect with offload = {parallel.offload}",

@@ -151,4 +151,4 @@ def _per_device_hour(ranks: int) -> float:
     at = min(max(ranks, small), large)
     share = math.log(at / small) / math.log(large / small)
     low, high = FAILURES_PER_DEVICE_HOUR[small], FAILURES_PER_DEVICE_HOUR[large]
-    return low * (high / low) ** share
+    return low * math.exp(share * math.log(high / low))

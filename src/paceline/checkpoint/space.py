@@ -29,9 +29,7 @@ class Room(Protocol):
     def free_files(self) -> int | None: ...
 
 
-def checkpoint_bytes(
-    elements: ModelSpec | Sequence[int], optimizer: OptimizerSection, element_bytes: int = 4
-) -> int:
+def checkpoint_bytes(elements: ModelSpec | Sequence[int], optimizer: OptimizerSection, element_bytes: int = 4) -> int:
     """Bytes of a checkpoint: weights, moments and step counts, and about what names them.
 
     Args:
@@ -46,7 +44,7 @@ def checkpoint_bytes(
     return state + tensors * TENSOR_HEAD_BYTES
 
 
-def preflight(storage: Room, size_bytes: int, keep: int, *, ranks: int = 1) -> list[str]:
+def preflight(storage: Room, size_bytes: int, keep: int, *, ranks: int = 1, present: int = 0) -> list[str]:
     """Sentences to print before step 0 about the room for checkpoints.
 
     Args:
@@ -54,6 +52,7 @@ def preflight(storage: Room, size_bytes: int, keep: int, *, ranks: int = 1) -> l
         size_bytes: of one checkpoint.
         keep: checkpoints that are kept; one more is there until it is verified.
         ranks: that write a file each.
+        present: checkpoints of this run that are there already.
 
     Raises:
         DiskFull: not even one checkpoint fits, in bytes or in files.
@@ -64,19 +63,15 @@ def preflight(storage: Room, size_bytes: int, keep: int, *, ranks: int = 1) -> l
         raise _no_room(storage.place, f"{where}, where {format_bytes(free)} are free", size_bytes, free)
     if files is not None and files < wanted:
         raise _no_room(storage.place, f"{where}, where {files} more files (inodes) may be made", wanted, files)
-    if free is None:
+    more = max(1, keep + 1 - present)
+    if free is None or free >= more * size_bytes:
         return []
-    if free < 2 * size_bytes:
-        return [
-            f"warning: {where}, where {format_bytes(free)} are free: less than two, so that the second save will fail "
-            "unless room is made"
-        ]
-    if free < (keep + 1) * size_bytes:
-        return [
-            f"warning: {where}, where {format_bytes(free)} are free: checkpoint.keep = {keep} needs "
-            f"{format_bytes((keep + 1) * size_bytes)}, one of them until the newest is verified"
-        ]
-    return []
+    if free < min(2, more) * size_bytes:
+        reason = "less than two, so that the second save will fail unless room is made"
+    else:
+        needed = format_bytes(more * size_bytes)
+        reason = f"checkpoint.keep = {keep} needs {needed} more, one of them until the newest is verified"
+    return [f"warning: {where}, where {format_bytes(free)} are free: {reason}"]
 
 
 def _no_room(place: str, message: str, needed: int, free: int) -> DiskFull:

@@ -38,7 +38,10 @@ RESERVE_SHARE = {"cpu": 0.0, "cuda": 0.05}
 
 
 class RankMemory(msgspec.Struct, frozen=True):
-    """Bytes per rank at the peak of a step; gradients as kept between micro-batches."""
+    """Bytes per rank at the peak of a step; gradients as kept between micro-batches.
+
+    On a CPU `buffers_bytes` include the staging buffer of checkpoints.
+    """
 
     parameters_bytes: int
     gradients_bytes: int
@@ -105,6 +108,7 @@ def rank_memory(
     """Memory of each rank for a catalogue model under a data-parallel layout."""
     element_bytes = 8 if precision == "fp64" else 4
     state = layout_cost(parameter_sizes(spec, element_bytes), layout, optimizer, ddp, fsdp, batch.accumulation).state
+    staging = staging_bytes(state, layout) if device_kind == "cpu" else 0
     state = transformed_state(state, transforms, len(parameters(spec)), element_bytes)
     compute_bytes = ELEMENT_BYTES[precision]
     activations = activation_bytes(
@@ -122,10 +126,18 @@ def rank_memory(
         gathered_bytes=state.gathered,
         activations_bytes=kept,
         logits_bytes=logits,
-        buffers_bytes=state.buffers,
+        buffers_bytes=state.buffers + staging,
         reserve_bytes=round(RESERVE_SHARE[device_kind] * (kept + logits)),
         context_bytes=CONTEXT_BYTES[device_kind],
     )
+
+
+def staging_bytes(state: StateBytes, layout: Layout) -> int:
+    """Host memory into which a rank copies its part of a checkpoint, allocated once.
+
+    What several ranks hold alike is saved by one of them, each in its turn. Beside a GPU this is not the device's memory.
+    """
+    return -(-(state.parameters + state.moments) // layout.dp_replicate)
 
 
 def transformed_state(state: StateBytes, transforms: Transforms, tensors: int, element_bytes: int) -> StateBytes:

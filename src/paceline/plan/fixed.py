@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.checkpoint.space import checkpoint_bytes
 from paceline.job.memory_advice import memory_advice
 from paceline.job.resolve import Resolved
 from paceline.parallel.fsdp.config import fsdp_config
@@ -23,6 +24,7 @@ def fixed_plan(resolved: Resolved, cluster: str, ranks_per_node: int | None = No
         "fits": resolved.fits,
         "memory": {"stages": [resolved.memory.to_record()], "heaviest": 0},
         "memory_available_bytes": resolved.memory_available_bytes,
+        "checkpoint_bytes": checkpoint_size(resolved),
         "axes": axes(resolved, ranks_per_node),
         "zero_stages": [{"zero_stage": stage, "memory": memory.to_record()} for stage, memory in by_stage(resolved).items()],
         "collectives": [msgspec.structs.asdict(c) for c in _collectives(resolved)],
@@ -46,6 +48,12 @@ def fixed_plan(resolved: Resolved, cluster: str, ranks_per_node: int | None = No
         ],
         "derivations": [msgspec.structs.asdict(d) for d in resolved.derivations],
     }
+
+
+def checkpoint_size(resolved: Resolved) -> int:
+    """Bytes of one checkpoint of the job."""
+    width = 8 if resolved.precision == "fp64" else 4
+    return checkpoint_bytes(resolved.spec, resolved.job.optimizer, width)
 
 
 def misfit(resolved: Resolved) -> str:
@@ -113,6 +121,7 @@ def describe(resolved: Resolved, document: dict[str, Any]) -> str:
             *(f"  {d}" for d in resolved.derivations),
             f"memory per rank, of {format_bytes(resolved.memory_available_bytes)}:",
             *rows,
+            f"a checkpoint: {format_bytes(document['chosen']['checkpoint_bytes'])}",
             *(["by stage, per rank:"] if stages else []),
             *stages,
             "collectives:" if collectives else "collectives: none",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from paceline.cluster.probe import Host
+from paceline.data.config import HELD_OUT
 from paceline.errors import JobError
 from paceline.parallel.batch import BatchPlan
 from paceline.parallel.config import ParallelSection
@@ -74,12 +75,28 @@ _RULES = (
         "Remove it, or set optimizer.name=adamw.",
     ),
     _Rule(
+        "checkpoint.keep_best",
+        lambda v: v["checkpoint.keep_best"] > 0 and v["run.eval_every"] == 0,
+        "has no effect with run.eval_every = 0, which evaluates after the last step only",
+        "Set run.eval_every, or remove it.",
+    ),
+    _Rule(
+        "checkpoint.keep_best",
+        lambda v: v["checkpoint.keep_best"] > 0 and not _eval_sets(v),
+        "has no effect without an eval set: data.eval_fraction = 0 and data.eval is empty",
+        "Hold data out with data.eval_fraction, or remove it.",
+    ),
+    _Rule(
         "optimizer.max_bad_steps",
         lambda v: v["optimizer.bad_step"] == "stop",
         "has no effect with bad_step = stop, which ends the run at the first one",
         "Remove it, or set optimizer.bad_step=skip.",
     ),
 )
+
+
+def _eval_sets(values: dict[str, Any]) -> list[str]:
+    return [*([HELD_OUT] if values["data.eval_fraction"] else []), *values["data.eval"]]
 
 
 def without_effect(values: Iterable[tuple[str, Any]]) -> set[str]:
@@ -101,6 +118,23 @@ def check_effects(values: Iterable[tuple[str, Any]], is_set: Callable[[str], boo
             for key, value in held.items():
                 reason = reason.replace("{" + key + "}", str(value))
             raise JobError(reason, key=rule.key, values={rule.key: held[rule.key]}, hint=rule.hint)
+    _check_best_of(held)
+
+
+def _check_best_of(held: dict[str, Any]) -> None:
+    """Refuse a name that is no eval set, and several sets without a name."""
+    chosen, names = held["checkpoint.best_of"], _eval_sets(held)
+    if not held["checkpoint.keep_best"] or chosen in names or (chosen is None and len(names) == 1):
+        return
+    listed = ", ".join(names)
+    raise JobError(
+        f"{chosen!r} is no eval set; there are {listed}"
+        if chosen is not None
+        else f"keep_best = {held['checkpoint.keep_best']} needs the name of one of the eval sets {listed}",
+        key="checkpoint.best_of",
+        values={"best_of": chosen, "evals": names},
+        hint=f"Set checkpoint.best_of={names[0]}.",
+    )
 
 
 def check_compiler(compile_it: bool | None, host: Host) -> None:

@@ -134,16 +134,17 @@ def goodput(seconds: float, cost: SaveCost, failures_per_second: float, recovery
 def failure_rate(ranks: int, *, failures: int = 0, run_seconds: float = 0.0) -> float:
     """Expected failures per second of a run on `ranks` devices.
 
-    Published rates per device, on a line in logarithms between the two sizes that were observed and level outside, count
-    as one failure seen before; those of this run add to it (the mean of a Gamma distribution).
+    Published rates per device, on a line in logarithms between the two sizes that were observed and level outside. Where
+    this run has failed more often than that, its own: (failures - 1) / time is free of bias.
 
     Args:
         ranks: devices of the run.
         failures: that this run has had.
         run_seconds: that it has run.
     """
-    prior = ranks * _per_device_hour(ranks) / 3600.0
-    return (1 + failures) / (1 / prior + run_seconds)
+    published = ranks * _per_device_hour(ranks) / 3600.0
+    own = (failures - 1) / run_seconds if failures > 1 and run_seconds > 0 else 0.0
+    return max(published, own)
 
 
 def _per_device_hour(ranks: int) -> float:

@@ -52,7 +52,7 @@ from paceline.checkpoint.piece_file import (
 )
 from paceline.checkpoint.pieces import PieceReader
 from paceline.checkpoint.places import find_one
-from paceline.checkpoint.reader import DTYPE_NAMES, DTYPES, piece_tensor
+from paceline.checkpoint.reader import DTYPE_NAMES, DTYPES, piece_tensor, tensor_bytes
 from paceline.checkpoint.storage import open_storage
 from paceline.errors import JobError
 
@@ -217,9 +217,9 @@ class ManifestWriter(StorageWriter):
             tensor = planner.resolve_data(item)
             assert isinstance(tensor, Tensor)  # what is not was refused with the plan
             if not piece.box.shape:
-                return _bytes(tensor)
+                return tensor_bytes(tensor)
             first = piece.box.offset[0] - self._piece(item).box.offset[0]
-            return _bytes(tensor[first : first + piece.box.shape[0]])
+            return tensor_bytes(tensor[first : first + piece.box.shape[0]])
 
         if not items:
             return _done([])
@@ -257,12 +257,6 @@ class ManifestWriter(StorageWriter):
             )
         box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
         return NewPiece(self.prefix + item.index.fqn, dtype, tuple(data.size), box)
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """The elements of a tensor on any device, row-major."""
-    flat = tensor.detach().contiguous().cpu().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
 
 
 def _no_tensors(names: list[str], done: str) -> JobError:

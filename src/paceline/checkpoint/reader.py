@@ -110,6 +110,12 @@ def piece_tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=DTYPES[dtype]).view(shape)
 
 
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The elements of a tensor on any device, row-major."""
+    flat = tensor.detach().contiguous().cpu().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
 def _fill(reader: PieceReader, wanted: Sequence[Placed]) -> None:
     """Copy into each box what the pieces hold of it, file by file in the order of their bytes."""
     by_name: dict[str, list[Placed]] = defaultdict(list)

@@ -1,0 +1,126 @@
+"""The staging buffer: a rank's file, laid out in shared memory, into which a save copies and from which the writer writes.
+
+Allocated once: pages that are there take a copy at memory speed, fresh ones cost 25 times as much (2-core AMX machine).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.boxes import Box, overlap
+from paceline.checkpoint.piece_file import NewPiece
+from paceline.checkpoint.placed import Placed
+from paceline.checkpoint.plan import Image
+from paceline.checkpoint.reader import DTYPE_NAMES, DTYPES
+from paceline.errors import OutOfMemory
+from paceline.units import format_bytes
+
+
+def held(placed: Sequence[Placed]) -> list[NewPiece]:
+    """What a rank holds, as the plan wants it."""
+    return [NewPiece(p.name, DTYPE_NAMES[p.tensor.dtype], p.shape, p.box) for p in placed]
+
+
+class StagingBuffer:
+    """`size` bytes of memory that another process can map.
+
+    Attributes:
+        descriptor: of the memory, to be handed over.
+        bytes: the memory as a tensor of bytes.
+
+    Raises:
+        OutOfMemory: this host has no room for it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.descriptor = _anonymous_file()
+        try:
+            _reserve(self.descriptor, size)
+        except OSError as error:
+            os.close(self.descriptor)
+            raise OutOfMemory(
+                f"no {format_bytes(size)} of shared memory for the staging buffer of checkpoints: {error.strerror}",
+                values={"needed_bytes": size, "errno": error.errno},
+                hint="More ranks stage less each; `paceline plan` shows what a rank needs.",
+            ) from None
+        self._pages = mmap.mmap(self.descriptor, size)
+        self.bytes = torch.frombuffer(self._pages, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Close the descriptor; the memory goes with the last tensor that lies in it and the last process that maps it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Stage:
+    """A rank's staging buffer and what belongs where in it.
+
+    Args:
+        image: the rank's file.
+        placed: what the rank holds; the same tensors are read at each `copy`.
+    """
+
+    def __init__(self, image: Image, placed: Sequence[Placed]) -> None:
+        self.image = image
+        self.buffer = StagingBuffer(image.size_bytes) if image.pieces else None
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        if self.buffer is None:
+            return
+        header = self.image.header()
+        # Makes the pages, so that no save has to wait for them.
+        self.buffer.bytes.zero_()
+        self.buffer.bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        self._pairs = list(_pairs(self.buffer.bytes, image, placed))
+
+    @torch.no_grad()
+    def copy(self) -> None:
+        """Take a snapshot: every element is really copied, so that the tensors may change as soon as this returns."""
+        for target, source in self._pairs:
+            target.copy_(source)
+
+    def close(self) -> None:
+        self._pairs = []
+        if self.buffer is not None:
+            self.buffer.close()
+
+
+def _pairs(memory: Tensor, image: Image, placed: Sequence[Placed]) -> Iterator[tuple[Tensor, Tensor]]:
+    by_name: dict[str, list[Placed]] = {}
+    for p in placed:
+        by_name.setdefault(p.name, []).append(p)
+    for piece, begin, end in image.spans():
+        target = memory[begin:end].view(DTYPES[piece.dtype]).view(piece.box.shape)
+        yield target, _part(by_name[piece.name], piece.box)
+
+
+def _part(placed: Sequence[Placed], box: Box) -> Tensor:
+    """The part of this rank's tensors that is `box` of the whole one."""
+    for p in placed:
+        shared = overlap(p.box, box)
+        if shared is not None and shared.shape == box.shape:
+            index = tuple(slice(b, b + n) for b, n in zip(shared.in_first, shared.shape, strict=True))
+            return p.tensor.detach()[index]
+    raise ValueError(f"this rank does not hold {box} of {placed[0].name}")
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("paceline-staging")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Have the memory now: touching pages that the host does not have would end the process without a word."""
+    os.ftruncate(descriptor, size)
+    with contextlib.suppress(AttributeError):
+        os.posix_fallocate(descriptor, 0, size)

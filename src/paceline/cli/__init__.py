@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "predict what a layout needs, before anything is started",
     "report": "explain a run",
     "generate": "continue a text with a trained model",
+    "checkpoint": "list, verify, convert, export or import checkpoints",
     "data": "prepare or inspect the token shards",
 }
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""How preparation shows that it moves: a bar on a terminal, lines elsewhere, always on stderr. Imports no torch."""
+"""How long work on files shows that it moves: a bar on a terminal, lines elsewhere, always on stderr. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ _LINE_SECONDS = 5.0
 
 
 @contextmanager
-def shown(progress: Progress | None) -> Iterator[Progress]:
-    """The caller's own progress function, or a bar or lines on stderr."""
+def shown(progress: Progress | None, label: str = "data") -> Iterator[Progress]:
+    """The caller's own progress function, or a bar or lines on stderr that begin with `label`."""
     if progress is not None:
         yield progress
     elif sys.stderr.isatty():
-        with _bar() as bar:
+        with _bar(label) as bar:
             yield bar
     else:
-        yield _Lines()
+        yield _Lines(label)
 
 
 class _Lines:
     """A line for each new thing, and every five seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, label: str) -> None:
+        self._label = label
         self._what = ""
         self._last = 0.0
 
@@ -41,17 +42,17 @@ class _Lines:
             return
         self._what, self._last = what, now
         amount = f": {format_bytes(done)}" + (f" of {format_bytes(total)}" if total else "") if done else ""
-        print(f"data: {what}{amount}", file=sys.stderr, flush=True)
+        print(f"{self._label}: {what}{amount}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _bar() -> Iterator[Progress]:
+def _bar(label: str) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("data: {task.description}"),
+        TextColumn(label + ": {task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TimeRemainingColumn(),

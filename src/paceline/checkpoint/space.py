@@ -22,7 +22,8 @@ FILES_BESIDE_RANKS = 4
 class Room(Protocol):
     """The part of a storage that is asked here; None where it does not say."""
 
-    place: str
+    @property
+    def place(self) -> str: ...
 
     def free_bytes(self) -> int | None: ...
 

@@ -1,0 +1,105 @@
+"""A command with all that it starts, and an end for all of it at once. Linux and macOS."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from paceline.errors import PacelineError
+from paceline.workers import environment
+
+LINUX = sys.platform == "linux"
+
+GONE_SECONDS = 20.0
+"""Longest time that a killed process takes to go; one in an uninterruptible wait takes as long as that."""
+
+
+@contextlib.contextmanager
+def started(words: Sequence[str], out: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`paceline WORDS` in a session of its own, stdout into `out` and stderr into `log`. Nothing of it is left behind."""
+    hidden = {*environment.OWN, *environment.TORCHRUN}
+    with out.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "paceline", *words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            start_new_session=True, env={key: value for key, value in os.environ.items() if key not in hidden},
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            kill_all(process)
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> int:
+    """SIGKILL to a process and all that descends from it, the parents first; returns how many there were.
+
+    Raises:
+        PacelineError: one of them did not go.
+    """
+    tree = descendants(process.pid)
+    for pid in tree:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + GONE_SECONDS
+    while left := [pid for pid in tree if pid != process.pid and _lives(pid)]:
+        if time.monotonic() > deadline:
+            raise PacelineError(
+                f"processes {', '.join(map(str, left))} are still there {GONE_SECONDS:.0f} s after SIGKILL",
+                values={"pids": left},
+                hint="They wait for a device or a file system; see `ps -o pid,stat,wchan`.",
+            )
+        time.sleep(0.01)
+    return len(tree)
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that descends from it, each after its parent."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _pairs():
+        children.setdefault(parent, []).append(child)
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return found
+
+
+def _pairs() -> Iterator[tuple[int, int]]:
+    """(pid, parent) of all processes that can be seen."""
+    if not LINUX:
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+        for line in listed.splitlines():
+            pid, parent = line.split()
+            yield int(pid), int(parent)
+        return
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            yield int(entry.name), int(fields[1])
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process is there and more than an exit code that nobody has fetched."""
+    if LINUX:
+        fields = _stat(pid)
+        return bool(fields) and fields[0] not in ("Z", "X")
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and so on; the command's name before them may hold spaces."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -7,7 +7,7 @@ piece's name is its tensor's name, "@" and its offset: `model/embed.weight@512,0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,39 +32,52 @@ def entry_name(tensor: str, offset: Sequence[int]) -> str:
     return f"{tensor}@{','.join(map(str, offset))}"
 
 
-def safetensors_header(entries: Sequence[Entry | tuple[str, str, tuple[int, ...], int, int]]) -> bytes:
+def safetensors_header(
+    entries: Sequence[Entry | tuple[str, str, tuple[int, ...], int, int]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """The bytes before the data of a file that holds these pieces, in this order.
+
+    Args:
+        metadata: what other programs look for in a file of whole tensors; files of pieces have none.
 
     Raises:
         ValueError: two pieces have the same name.
     """
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    besides = len(fields)
     for name, dtype, shape, begin, end in entries:
         fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
-    if len(fields) != len(entries):
+    if len(fields) != len(entries) + besides:
         raise ValueError("two pieces of one file have the same name")
     text = msgspec.json.encode(fields)
     text += b" " * (-(8 + len(text)) % ALIGN_BYTES)
     return len(text).to_bytes(8, "little") + text
 
 
-def pieces_of(manifest: Manifest, file: str) -> list[tuple[str, str, Piece]]:
-    """Tensor name, type and piece of all that lies in `file`, by where it begins."""
-    found = [
-        (name, tensor.dtype, piece)
-        for name, tensor in manifest.tensors.items()
-        for piece in tensor.pieces
-        if piece.file == file
-    ]
-    return sorted(found, key=lambda item: (item[2].begin, item[2].end, item[0], item[2].offset))
+class FilePiece(NamedTuple):
+    """A piece in its file, with the name and the type of its tensor."""
+
+    tensor: str
+    dtype: str
+    piece: Piece
 
 
-def implied_header(manifest: Manifest, file: str) -> bytes:
-    """The header that `file` must have by what the manifest says of its pieces."""
-    base = manifest.files[file].header_bytes
+def pieces_by_file(manifest: Manifest) -> dict[str, list[FilePiece]]:
+    """All pieces by the file that holds them, each file's by where they begin; files without any have an empty list."""
+    found: dict[str, list[FilePiece]] = {file: [] for file in manifest.files}
+    for name, tensor in manifest.tensors.items():
+        for piece in tensor.pieces:
+            found.setdefault(piece.file, []).append(FilePiece(name, tensor.dtype, piece))
+    for pieces in found.values():
+        pieces.sort(key=lambda p: (p.piece.begin, p.piece.end, p.tensor, p.piece.offset))
+    return found
+
+
+def implied_header(pieces: Sequence[FilePiece], header_bytes: int) -> bytes:
+    """The header that a file must have by what the manifest says of its pieces, which begin after `header_bytes`."""
     return safetensors_header(
         [
-            Entry(entry_name(name, piece.offset), dtype, piece.shape, piece.begin - base, piece.end - base)
-            for name, dtype, piece in pieces_of(manifest, file)
+            Entry(entry_name(tensor, p.offset), dtype, p.shape, p.begin - header_bytes, p.end - header_bytes)
+            for tensor, dtype, p in pieces
         ]
     )

@@ -126,6 +126,18 @@ def piece_checksum(data: bytes | bytearray | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def piece_hasher() -> xxhash.xxh3_128:
+    """The same checksum for bytes that come in parts: `update` with each, then `hexdigest`."""
+    return xxhash.xxh3_128()
+
+
+def is_newer(format_name: object) -> bool:
+    """Whether a format is one that a later version of this product writes, not something else or a damaged name."""
+    kind, _, number = FORMAT.partition("/")
+    stated = str(format_name).removeprefix(f"{kind}/")
+    return stated.isascii() and stated.isdigit() and int(stated) > int(number)
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """The one encoding of a manifest, with its digest filled in."""
     return _encode(msgspec.structs.replace(manifest, digest=manifest_digest(manifest)))
@@ -165,7 +177,11 @@ def decode_manifest(data: bytes, commit: Commit, where: str) -> Manifest:
         raise NoCheckpoint(
             f"{path} is not the manifest that was committed: {len(data)} bytes with sha256 {found[:16]}, "
             f"expected {commit.manifest_bytes} bytes with {commit.manifest_sha256[:16]}",
-            values={"path": path, "expected": commit.manifest_sha256, "actual": found},
+            values={
+                "path": path,
+                "expected": f"{commit.manifest_bytes} bytes with sha256 {commit.manifest_sha256}",
+                "actual": f"{len(data)} bytes with sha256 {found}",
+            },
         )
     manifest = _decode(data, Manifest, path)
     if manifest.digest != manifest_digest(manifest) or manifest.step != commit.step:

@@ -51,6 +51,10 @@ class Storage(Protocol):
     def place(self) -> str:
         """As the user gave it, for messages."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a failed read speaks of the way to the place rather than of the file."""
+
     def exists(self, name: str) -> bool:
         """Whether a file or a folder has this name."""
 

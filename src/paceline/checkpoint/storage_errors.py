@@ -33,7 +33,7 @@ def explain(error: Exception, storage: Storage, name: str, needed_bytes: int | N
         return error
     path = join(storage.place, name)
     values: dict[str, Any] = {"path": path, "needed_bytes": needed_bytes, "free_bytes": _free(storage), "errno": None}
-    if "://" in storage.place and not storage.place.startswith("file://"):
+    if storage.is_remote:
         return _of_store(error, path, values)
     if not isinstance(error, OSError):
         return JobError(f"cannot use {path}: {type(error).__name__}: {error}", key=KEY, values=values)

@@ -25,6 +25,8 @@ class LocalStorage:
     it would be written through. The place itself may be a link.
     """
 
+    is_remote = False
+
     def __init__(self, place: str) -> None:
         self.place = place
         self.root = os.path.realpath(place.removeprefix("file://"))

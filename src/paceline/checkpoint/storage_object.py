@@ -30,6 +30,8 @@ _EXTRAS = {"s3": "s3", "s3a": "s3"}
 class ObjectStorage:
     """Objects under a URL; see `storage.Storage` for what each method does. Folders are prefixes: making one does nothing."""
 
+    is_remote = True
+
     def __init__(self, place: str) -> None:
         self.place = place
         self._files, self._root = _open(place)

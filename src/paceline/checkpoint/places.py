@@ -13,6 +13,7 @@ from paceline.checkpoint.storage import Storage, join, open_storage
 from paceline.errors import NoCheckpoint
 
 CHECKPOINTS = "checkpoints"
+_NAME = "Name a run directory, a checkpoints folder, one step's folder, or a URL."
 _LIST = "See what is there: `paceline checkpoint list PATH`."
 
 
@@ -50,7 +51,7 @@ def find_place(place: str) -> Place:
         NoCheckpoint: nothing of the kind is there.
     """
     if "://" not in place and not Path(place).is_dir():
-        raise NoCheckpoint(f"there is no folder {place}", values={"path": place}, hint=None)
+        raise NoCheckpoint(f"there is no folder {place}", values={"path": place}, hint=_NAME)
     storage = open_storage(place)
     if storage.exists(COMMIT_FILE) or storage.exists(MANIFEST_FILE):
         return Place(storage, is_step=True)

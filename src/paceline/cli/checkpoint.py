@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from paceline.checkpoint.verify import Verified
 
 EXAMPLE = """\
-PATH is a run directory, a checkpoints folder, one step's folder or a URL; where one checkpoint is meant, its newest.
-
 example:
   paceline checkpoint list runs/tiny
   paceline checkpoint verify runs/tiny/checkpoints/step-00000700
@@ -41,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list what is there; verify every byte (1: damage found); convert into other files; export the weights as one "
         "plain safetensors file; import such a file as a checkpoint of step 0, for a run to start from its weights",
     )
-    parser.add_argument("path", metavar="PATH", help="where the checkpoints are; import: a safetensors file")
+    parser.add_argument(
+        "path", metavar="PATH", help="a run directory, a checkpoints folder, one step's folder, or a URL; convert and export "
+        "take the newest checkpoint there; import: a safetensors file",
+    )  # fmt: skip
     parser.add_argument(
         "--to", metavar="PLACE", help="convert, import: checkpoints folder or URL; export: the new file"
     )

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline import __version__
+from paceline.checkpoint.config import CheckpointSection
 from paceline.cluster.probe import probe_host
 from paceline.config import COMMAND_LINE, Section, Setting, build
 from paceline.data.evaluation import eval_batches
@@ -50,10 +52,14 @@ from paceline.run.directory import RunDirectory
 from paceline.run.records import RunFinished, RunStarted, Step
 from paceline.telemetry.config import TelemetrySection
 from paceline.train import loop
+from paceline.train.keep import Keeper
+from paceline.train.keeping import make_keeper, make_room, tell_start
 from paceline.train.observe import RunObserver
+from paceline.train.resume import restore_random, resume
 from paceline.train.session import Session
 from paceline.train.shared_run import open_directory
 from paceline.train.startup import host_barrier, make_optimizer, world_group
+from paceline.train.state import TrainingState
 from paceline.train.step import Batch, Forward, Loss, TrainStep, on_device
 from paceline.workers.rendezvous import World, join
 
@@ -62,6 +68,7 @@ SECTIONS: dict[str, type[Section]] = {
     "optimizer": OptimizerSection,
     "parallel": ParallelSection,
     "batch": BatchSection,
+    "checkpoint": CheckpointSection,
 }
 
 
@@ -78,6 +85,7 @@ class Trainer:
         forward: `forward(model, batch)`; by default the module called on `batch["inputs"]`.
         optimizer: keys of `[optimizer]`, such as `{"name": "sgd", "lr": 0.1}`.
         layout: "auto", or keys of `[parallel]`, such as `{"precision": "bf16"}`.
+        checkpoint: keys of `[checkpoint]`, such as `{"every": 100}`. A run directory that holds checkpoints is resumed.
         microbatch: samples per rank and forward; all of them unless given.
         evals: eval sets by name, map-style.
         blocks: the repeated parts of the model, each sharded as a unit of its own under `dp_shard`; by default the members
@@ -101,6 +109,7 @@ class Trainer:
         forward: Forward | None = None,
         optimizer: Mapping[str, Any] | None = None,
         layout: Literal["auto"] | Mapping[str, Any] = "auto",
+        checkpoint: Mapping[str, Any] | None = None,
         microbatch: int | None = None,
         evals: Mapping[str, Any] | None = None,
         blocks: Sequence[nn.Module] | None = None,
@@ -113,7 +122,9 @@ class Trainer:
         _refuse_loader_worker()
         parallel = {} if layout == "auto" else dict(layout)
         batch = {"global_batch": global_batch} | ({} if microbatch is None else {"microbatch": microbatch})
-        tables = {"optimizer": dict(optimizer or {}), "parallel": parallel, "batch": batch}
+        tables = {
+            "optimizer": dict(optimizer or {}), "parallel": parallel, "batch": batch, "checkpoint": dict(checkpoint or {}),
+        }  # fmt: skip
         self._values = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
         settings = {key: Setting(value, COMMAND_LINE) for key, value in self._values.items()}
         sections = build(SECTIONS, settings)
@@ -126,6 +137,7 @@ class Trainer:
         self._optimizer: OptimizerSection = sections["optimizer"]  # type: ignore[assignment]
         self._parallel: ParallelSection = sections["parallel"]  # type: ignore[assignment]
         self._batch_section: BatchSection = sections["batch"]  # type: ignore[assignment]
+        self._checkpoint: CheckpointSection = sections["checkpoint"]  # type: ignore[assignment]
         self._settings = settings
         self.model = model
         self._given_blocks = blocks
@@ -152,18 +164,22 @@ class Trainer:
         if directory.finished is not None:
             self._summary = _summary_of(directory.finished)
             return
-        session, plan, layout = self._start(world, steps)
+        session, plan, layout = self._start(world, steps, directory)
         observer = RunObserver(
-            directory, world.rank, steps=steps, log_every=self._policy.log_every, telemetry=TelemetrySection()
-        )
-        outcome = loop.Outcome(steps=0)
-        with directory, observer:
+            directory, world.rank, steps=steps, start_step=session.start_step, log_every=self._policy.log_every,
+            telemetry=TelemetrySection(),
+        )  # fmt: skip
+        outcome = loop.Outcome(steps=session.start_step)
+        with directory, observer, closing(self._keeper(session, world, directory, plan, layout, observer)) as keeper:
+            session.keeper = keeper
             try:
                 if session.is_writer:
                     observer.write(self._started(session, directory, plan, layout))
+                    tell_start(session, observer)
                 yield from loop.iterate(session, self._policy, observer, outcome)
                 if isinstance(session.batches, IterableLoader) and (ended := session.batches.report()):
                     observer.say(ended)
+                keeper.finish(outcome.steps, outcome.evals)
                 if session.is_writer:
                     observer.write(_finished(session, outcome))
             finally:
@@ -181,7 +197,7 @@ class Trainer:
         values = {**self._values, "run.steps": steps, "run.seed": self._seed, "parallel.ranks": world.world_size}
         return open_directory(self._run, values, world)
 
-    def _start(self, world: World, steps: int) -> tuple[Session, BatchPlan, Layout]:
+    def _start(self, world: World, steps: int, directory: RunDirectory) -> tuple[Session, BatchPlan, Layout]:
         layout = resolve_layout(self._parallel, world.world_size, lambda key: key in self._settings)
         strategies(layout)
         plan = plan_batch(self._batch_section, layout, lambda per_rank: (per_rank, "all samples of a rank"))
@@ -205,13 +221,19 @@ class Trainer:
             fsdp=fsdp_config(self._parallel, "fp32"), group=group, device=device,
             bf16_weights=transforms.parameter_dtype == "bf16",
         )  # fmt: skip
+        optimizer = make_optimizer(self._optimizer, applied, transforms.offload)
         step = TrainStep(
-            self.model, self._forward, self._loss,
-            make_optimizer(self._optimizer, applied, transforms.offload), applied.reducer,
+            self.model, self._forward, self._loss, optimizer, applied.reducer,
             group=group, prescale=1.0 / plan.global_batch, clip_norm=self._optimizer.clip_norm,
             device=device, autocast=autocast, loss_scale=loss_scale_of(precision), master=applied.master,
         )  # fmt: skip
-        loader = self._loader(world, plan, layout, steps)
+        state = TrainingState(self.model, applied, optimizer, step.loss_scale, rank=world.rank, device=device)
+        place = self._checkpoint.place(directory.path)
+        start = resume(
+            state, world, group, self._checkpoint, place,
+            prepare=lambda: make_room(self._checkpoint, place, state, world.world_size),
+        )  # fmt: skip
+        loader = self._loader(world, plan, layout, steps, start.step)
         session = Session(
             model=self.model, step=step, forward=self._forward, loss=self._loss, batches=loader,
             evals={name: self._eval_set(dataset, plan, world, applied.in_step) for name, dataset in self._evals.items()},
@@ -219,9 +241,23 @@ class Trainer:
             steps=steps, tokens_per_step=plan.global_batch, samples_per_step=plan.global_batch, device=device,
             world_size=world.world_size, rank=world.rank, group=group, autocast=autocast,
             wait_for_all=host_barrier(world), settle=applied.settle, whole_weights=applied.whole_weights,
-            in_step=applied.in_step,
+            in_step=applied.in_step, state=state, start=start,
+            restore_random=lambda: restore_random(start, state, self._seed),
         )  # fmt: skip
         return session, plan, layout
+
+    def _keeper(
+        self, session: Session, world: World, directory: RunDirectory, plan: BatchPlan, layout: Layout,
+        observer: RunObserver,
+    ) -> Keeper:  # fmt: skip
+        what = {
+            **layout.to_record(), "microbatch": plan.microbatch, "precision": self._precision,
+            "compile": int(bool(self._parallel.compile)),
+        }  # fmt: skip
+        return make_keeper(
+            session, world, directory, self._checkpoint, observer, about={"model": type(self.model).__name__},
+            layout=what, precision=self._precision, best_of=next(iter(self._evals), None),
+        )  # fmt: skip
 
     @property
     def _precision(self) -> str:
@@ -242,16 +278,18 @@ class Trainer:
             )
         return resolve_transforms(self._parallel, layout, probe_host(), precision, self._run)
 
-    def _loader(self, world: World, plan: BatchPlan, layout: Layout, steps: int) -> Loader | IterableLoader:
+    def _loader(
+        self, world: World, plan: BatchPlan, layout: Layout, steps: int, start_step: int
+    ) -> Loader | IterableLoader:
         group = world_group(world)
         if not hasattr(self._data, "__getitem__"):
             return IterableLoader(
                 self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=world.rank,
-                dp_degree=layout.dp, steps=steps, agree=lambda has: gather_objects(has, group),
+                dp_degree=layout.dp, steps=steps, agree=lambda has: gather_objects(has, group), start_step=start_step,
             )  # fmt: skip
         return Loader(
             self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=world.rank,
-            dp_degree=layout.dp, seed=self._seed, steps=steps, workers=self._workers,
+            dp_degree=layout.dp, seed=self._seed, steps=steps, workers=self._workers, start_step=start_step,
         )  # fmt: skip
 
     def _blocks(self) -> list[nn.Module]:
@@ -272,7 +310,8 @@ class Trainer:
 
     def _started(self, session: Session, directory: RunDirectory, plan: BatchPlan, layout: Layout) -> RunStarted:
         return RunStarted(
-            step=0, run_id=directory.run_id, job_digest=directory.job_digest, world_size=session.world_size,
+            step=session.start_step, samples=session.start_step * plan.global_batch,
+            run_id=directory.run_id, job_digest=directory.job_digest, world_size=session.world_size,
             layout=dict(layout.degrees()), device=str(session.device), precision=self._precision,
             compile=bool(self._parallel.compile),
             microbatch=plan.microbatch, accumulation=plan.accumulation, global_batch=plan.global_batch,

@@ -156,6 +156,7 @@ class IterableLoader:
         global_batch, microbatch, dp_rank, dp_degree: as for `Loader`.
         agree: given whether this rank has a step, gives the answers of all data ranks (an all-gather).
         steps: step to stop before; None for no end.
+        start_step: steps whose samples are read and left aside first, as a stream begins at its beginning.
 
     Attributes:
         ran_out: data ranks that had no further step, once the stream has ended.
@@ -172,6 +173,7 @@ class IterableLoader:
         dp_degree: int,
         agree: Callable[[bool], list[bool]],
         steps: int | None = None,
+        start_step: int = 0,
     ) -> None:
         mine = order.positions_of_step(0, global_batch, dp_rank, dp_degree, microbatch)
         self._per_rank = sum(positions.size for positions in mine)
@@ -182,6 +184,7 @@ class IterableLoader:
         self._steps = steps
         self._taken = 0
         self.step = 0
+        self._skip(start_step)
         self.wait_seconds = 0.0
         self.last_wait_seconds = 0.0
         self.ran_out: list[int] = []
@@ -220,6 +223,11 @@ class IterableLoader:
 
     def close(self) -> None:
         """Nothing to end: the stream is read in the rank."""
+
+    def _skip(self, steps: int) -> None:
+        for _ in range(steps):
+            self._taken += len(self._read())
+        self.step = steps
 
     def _read(self) -> list[Any]:
         items: list[Any] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -60,6 +60,26 @@ def without_compiler(base: type[torch.optim.Optimizer]) -> Callable[..., torch.o
 
     Plain.__name__ = Plain.__qualname__ = base.__name__
     return Plain
+
+
+def materialise(optimizer: torch.optim.Optimizer) -> None:
+    """Make the moments that torch would make at the first step, all zero: what is loaded needs a place, under its name."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if state:
+                continue
+            if "betas" in group:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            for kind in moment_kinds(group):
+                state[kind] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
+def moment_kinds(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the tensors that an optimizer keeps for each parameter of a group."""
+    if "betas" in group:
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum_buffer",) if group.get("momentum") else ()
 
 
 def apply_step(optimizer: torch.optim.Optimizer, gradient_factor: Tensor, lr: float) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.checkpoint.boxes import Placement
 from paceline.parallel.ddp.apply import BucketReducer, LocalReducer
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.fsdp.config import AXIS, FsdpConfig
@@ -27,6 +28,7 @@ class Applied:
     parameters: this rank's trainable and frozen tensors by name, plain, for the optimizer.
     reducer: sums gradients over the data ranks.
     in_step: whether a forward pass is a collective, so that all ranks must run the same number of them.
+    placements: which box of each parameter this rank holds, by the names of `parameters`.
     whole_weights: every parameter whole, one at a time, by name in sorted order; all ranks iterate alike.
     settle: give back what forward passes without a backward left gathered.
     master: the fp32 weights behind a model's bf16 ones; `parameters` and `whole_weights` are these then.
@@ -35,6 +37,7 @@ class Applied:
     parameters: list[tuple[str, nn.Parameter]]
     reducer: Reducer
     in_step: bool
+    placements: Mapping[str, Placement]
     whole_weights: Callable[[], Iterator[tuple[str, Tensor]]]
     settle: Callable[[], None]
     master: MasterWeights | None = None
@@ -78,6 +81,7 @@ def apply_strategies(
         parameters=sharded.named_handles(),
         reducer=ShardedReducer(sharded, mesh, fsdp, group),
         in_step=True,
+        placements=sharded.placements(dist.get_rank(shards), dist.get_world_size(shards)),
         whole_weights=lambda: whole_tensors(sharded, shards),
         settle=sharded.reshard,
     )
@@ -109,6 +113,7 @@ def _replicated(
         parameters=list(named.items()),
         reducer=make_reducer(model, group, config),
         in_step=False,
+        placements={name: Placement.whole(p.shape) for name, p in named.items()},
         whole_weights=lambda: iter(sorted((n, p.detach()) for n, p in named.items())),
         settle=lambda: None,
         master=master,

@@ -54,6 +54,10 @@ def ledger(attempts: list[Attempt]) -> dict[str, float]:
     return {**rows, "other_seconds": rank_seconds - sum(rows.values()), "rank_seconds": rank_seconds}
 
 
+SAVE_STATES = ("requested", "staged", "durable", "failed")
+"""States of a save, in their order."""
+
+
 def goodput(rows: dict[str, float]) -> float | None:
     """`GOODPUT_DEFINITION`; None for a run without time."""
     if rows["rank_seconds"] <= 0:
@@ -71,10 +75,11 @@ def blocked_seconds(saves: list[Entry]) -> float:
 
 
 def saves_of(records: list[Entry]) -> list[list[Entry]]:
-    """The checkpoint records, those of one save together."""
-    saves: dict[tuple[int, int, str], list[Entry]] = {}
+    """The records of saves, those of one save together; what became of a checkpoint later is not among them."""
+    saves: dict[tuple[int, int], list[Entry]] = {}
     for record in records:
-        saves.setdefault((record["attempt"], record["step"], record["path"]), []).append(record)
+        if record["state"] in SAVE_STATES:
+            saves.setdefault((record["attempt"], record["step"]), []).append(record)
     return list(saves.values())
 
 

@@ -19,6 +19,9 @@ class RunSection(Section, frozen=True):
     dir: Annotated[str, Meta(description="Folder that holds the runs.", min_length=1)] = "runs"
     log_every: Annotated[int, Meta(description="Steps between two log lines and two window records.", ge=1)] = 10
     eval_every: Annotated[int, Meta(description="Steps between two evaluations; 0: at the end only.", ge=0)] = 0
+    record_samples: Annotated[
+        bool, Meta(description="Record the numbers of each step's samples; costs a collective per step. For proofs.")
+    ] = False
 
     def __post_init__(self) -> None:
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name):

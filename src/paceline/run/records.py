@@ -126,17 +126,44 @@ class Eval(Record, frozen=True, kw_only=True, tag="eval"):
 
 
 class Checkpoint(Record, frozen=True, kw_only=True, tag="checkpoint"):
-    """A save is requested, staged (the state is copied) or durable (complete on its medium).
+    """What became of a checkpoint; `step` is the one it holds.
 
-    `seconds` count from the request. `blocked_seconds` are those of this phase in which training stood still; None
-    where the writer does not know.
+    A save is requested, staged (the state is copied) and durable (complete on its medium), or failed; skipped where one
+    was due while the one before was being written. Later a checkpoint is removed (by the rule of what to keep),
+    quarantined (found damaged and set aside), or resumed (an attempt begins from it). `seconds` count from the request.
+    `blocked_seconds` are those of this phase in which training stood still; None where the writer does not know.
+    `reason` says why, where there is a why.
     """
 
-    state: Literal["requested", "staged", "durable"]
+    state: Literal["requested", "staged", "durable", "failed", "skipped", "removed", "quarantined", "resumed"]
     path: str
     bytes: int | None = None
     seconds: float = 0.0
     blocked_seconds: float | None = None
+    reason: str | None = None
+
+
+class Certificate(Record, frozen=True, kw_only=True, tag="certificate"):
+    """The first step after a resume beside what the run that wrote the checkpoint had at the same step.
+
+    `verdict`: exact (equal bit for bit), close (within `tolerance`, relative; what another layout gives), different, or
+    unknown (the checkpoint was a run's last, so that there was no next step to store).
+    """
+
+    resumed_step: int
+    same_layout: bool
+    expected_loss: float | None
+    loss: float | None
+    expected_grad_norm: float | None
+    grad_norm: float | None
+    tolerance: float
+    verdict: Literal["exact", "close", "different", "unknown"]
+
+
+class Samples(Record, frozen=True, kw_only=True, tag="samples"):
+    """The samples of one optimizer step over all ranks, by number in rising order (`run.record_samples`)."""
+
+    ids: list[int]
 
 
 class Fault(Record, frozen=True, kw_only=True, tag="fault"):
@@ -199,7 +226,10 @@ class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
 
 KINDS: dict[str, type[Record]] = {
     str(cls.__struct_config__.tag): cls
-    for cls in (RunStarted, Step, Window, Eval, Checkpoint, Fault, Restart, Straggler, Change, RunFinished)
+    for cls in (
+        *(RunStarted, Step, Window, Eval, Checkpoint, Certificate, Samples),
+        *(Fault, Restart, Straggler, Change, RunFinished),
+    )
 }
 
 

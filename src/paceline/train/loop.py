@@ -12,7 +12,9 @@ from typing import Protocol
 import torch
 
 from paceline.errors import PacelineError
-from paceline.run.records import Eval, Record, Step, Window
+from paceline.parallel.collectives import gather_objects
+from paceline.parallel.ddp.cost import VOTES
+from paceline.run.records import Eval, Record, Samples, Step, Window
 from paceline.telemetry.timers import StepTimers
 from paceline.train.evaluate import evaluate
 from paceline.train.session import Session
@@ -24,6 +26,7 @@ SYNCHRONIZE_EVERY = 10
 
 
 HOST = platform.node()
+NO_VOTES = (0.0,) * len(VOTES)
 
 
 class Observer(Protocol):
@@ -35,12 +38,13 @@ class Observer(Protocol):
 
 @dataclass
 class Policy:
-    """What to do beside stepping: when to log and evaluate, and how many bad steps are borne."""
+    """What to do beside stepping: when to log and evaluate, how many bad steps are borne, whether to record samples."""
 
     log_every: int = 10
     eval_every: int = 0
     stop_on_bad_step: bool = False
     max_bad_steps: int = 5
+    record_samples: bool = False
 
     @property
     def bad_step_limit(self) -> int:
@@ -89,6 +93,8 @@ def iterate(
     bad_in_a_row = 0
     session.model.train()
     batches = iter(session.batches)
+    keeper = session.keeper
+    session.restore_random()
     for step in range(session.start_step, session.steps):
         timers.begin(step + 1)
         if done is not None:
@@ -103,7 +109,8 @@ def iterate(
         microbatches = _on_device(read, session, step)
         timers.mark("data_wait")
         beat(step, "training step")
-        result = session.step(microbatches, session.schedule(step), timers.mark)
+        votes = keeper.votes(step) if keeper else NO_VOTES
+        result = session.step(microbatches, session.schedule(step), timers.mark, votes)
         seconds, parts = timers.end()
         done = _step_record(session, outcome, result, step, seconds, parts)
         bad_in_a_row = bad_in_a_row + 1 if result.skipped == NOT_FINITE else 0
@@ -111,8 +118,16 @@ def iterate(
             observer.step(done)
             raise _too_many_bad_steps(result, bad_in_a_row, policy, step)
         yield done
+        if policy.record_samples:
+            _record_samples(session, observer, microbatches, step)
+        evals = None
         if policy.eval_every and (step + 1) % policy.eval_every == 0 and step + 1 < session.steps:
-            _evaluate_all(session, observer, outcome)
+            evals = _evaluate_all(session, observer, outcome)
+        if keeper and keeper.wants(step + 1, result, seconds, evals):
+            # Its record first: whoever resumes from the save has the steps before it on record.
+            _record(session, policy, observer, timers, done)
+            done = None
+            keeper.save(step + 1, evals)
     if done is not None:
         _record(session, policy, observer, timers, done)
     _evaluate_all(session, observer, outcome)
@@ -171,7 +186,15 @@ def _too_many_bad_steps(result: StepResult, bad_in_a_row: int, policy: Policy, s
     )
 
 
-def _evaluate_all(session: Session, observer: Observer, outcome: Outcome) -> None:
+def _record_samples(session: Session, observer: Observer, microbatches: list[Batch], step: int) -> None:
+    own = [int(i) for batch in microbatches for i in batch["sample_ids"].tolist()]
+    ids = sorted(i for ids in gather_objects(own, session.group) for i in ids)
+    if session.is_writer:
+        observer.write(Samples(step=step + 1, ids=ids))
+
+
+def _evaluate_all(session: Session, observer: Observer, outcome: Outcome) -> dict[str, float]:
+    """The losses by name, equal on all ranks."""
     for name, batches in session.evals.items():
         beat(outcome.steps, f"evaluating {name}")
         started = time.perf_counter()
@@ -185,3 +208,4 @@ def _evaluate_all(session: Session, observer: Observer, outcome: Outcome) -> Non
                 Eval(step=outcome.steps, name=name, loss=None if math.isnan(result.loss) else result.loss,
                      weight=result.weight, seconds=time.perf_counter() - started)
             )  # fmt: skip
+    return dict(outcome.evals)

@@ -57,18 +57,20 @@ def supervise(job: Job, words: list[str], plan: Callable[[Resolved], dict[str, A
 def summary(directory: RunDirectory, resolved: Resolved) -> dict[str, Any]:
     """The figures of `train --json` from the run's records."""
     finished: dict[str, Any] = {}
-    grad_norm = None
+    last: dict[str, Any] = {}
     for record in read_records(directory.path, kinds=("step", "run_finished")):
         if record["kind"] == "run_finished":
             finished = record
         else:
-            grad_norm = record["grad_norm"]
-    kept = ("steps", "loss", "eval_loss", "bigram_eval_loss", "tokens", "seconds", "tokens_per_second", "mfu")
+            last = record
+    kept = ("steps", "eval_loss", "bigram_eval_loss", "tokens", "seconds", "tokens_per_second", "mfu")
     return {
         "run_dir": str(directory.path),
         "attempts": directory.attempt,
         **{key: finished.get(key) for key in kept},
-        "grad_norm": grad_norm,
+        # An attempt that found all steps done has none of its own.
+        "loss": finished.get("loss") if finished.get("loss") is not None else last.get("loss"),
+        "grad_norm": last.get("grad_norm"),
         "layout": resolved.layout.to_record(),
         "exit": int(finished.get("exit", 0)),
     }

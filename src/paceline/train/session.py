@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.train.step import Batch, Forward, Loss, TrainStep
+from paceline.train.resume import Start
+from paceline.train.state import TrainingState
+from paceline.train.step import Batch, Forward, Loss, StepResult, TrainStep
 
 
 class Batches(Protocol):
@@ -19,6 +21,14 @@ class Batches(Protocol):
 
     def __iter__(self) -> Iterator[list[Batch]]: ...
     def close(self) -> None: ...
+
+
+class Keeping(Protocol):
+    """What the loop offers each step to: it may save. See `keep.Keeper`."""
+
+    def votes(self, step: int) -> tuple[float, float]: ...
+    def wants(self, step: int, result: StepResult, seconds: float, evals: Mapping[str, float] | None) -> bool: ...
+    def save(self, step: int, evals: Mapping[str, float] | None) -> None: ...
 
 
 @dataclass
@@ -31,7 +41,11 @@ class Session:
         batches: micro-batches of each step, from `start_step` on.
         evals: eval sets by name; each call gives this rank's batches anew.
         schedule: learning rate of a step (0 is the first).
-        steps: the step at which the run ends; `start_step` the one it begins after.
+        steps: the step at which the run ends.
+        state: what must not be lost.
+        start: what the attempt begins with; `start_step` is the step it begins after.
+        keeper: saves the state; None where nothing is saved.
+        restore_random: puts the random generators where they were at the save; called last before the first step.
         tokens_per_step, samples_per_step: over all ranks.
         flop_per_token, peak_flop_per_second: for MFU; 0 or None where unknown. The peak is one rank's.
         group: the ranks that share the loss; None for one rank.
@@ -54,7 +68,10 @@ class Session:
     device: torch.device
     world_size: int = 1
     rank: int = 0
-    start_step: int = 0
+    state: TrainingState | None = None
+    start: Start = field(default_factory=Start)
+    keeper: Keeping | None = None
+    restore_random: Callable[[], None] = lambda: None
     flop_per_token: float = 0.0
     peak_flop_per_second: float | None = None
     group: dist.ProcessGroup | None = None
@@ -65,6 +82,10 @@ class Session:
     whole_weights: Callable[[], Iterator[tuple[str, Tensor]]] = lambda: iter(())
     in_step: bool = False
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def start_step(self) -> int:
+        return self.start.step
 
     @property
     def is_writer(self) -> bool:

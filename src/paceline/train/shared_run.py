@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Callable
@@ -25,13 +24,10 @@ RUN_PATH = "PACELINE_RUN_PATH"
 ATTEMPT = "PACELINE_ATTEMPT"
 LAUNCHED = "PACELINE_LAUNCHED"
 
-_opened = itertools.count()
-"""Directories that the ranks of this process group have opened together, in the same order on all."""
-
 _MAY_CHANGE_SECTIONS = ("telemetry", "recovery", "launch", "checkpoint")
 _MAY_CHANGE_KEYS = (
     *LENGTHS,
-    *("run.log_every", "run.eval_every", "run.dir", "run.name"),
+    *("run.log_every", "run.eval_every", "run.record_samples", "run.dir", "run.name"),
     *("parallel.dp_replicate", "parallel.dp_shard", "parallel.cp", "parallel.tp", "parallel.pp"),
     *("parallel.zero_stage", "parallel.reduce_every"),
     *("parallel.bucket_bytes", "parallel.overlap", "parallel.reduce_dtype", "parallel.compile"),
@@ -43,7 +39,12 @@ _MAY_CHANGE_KEYS = (
 
 def may_change(job: Job, key: str) -> bool:
     """Whether a resumed run may have another value: length, logging, telemetry, launch, layout, and what is allowed."""
-    return key.split(".")[0] in _MAY_CHANGE_SECTIONS or key in _MAY_CHANGE_KEYS or key in job.checkpoint.allow_change
+    return _may_change(key) or key in job.checkpoint.allow_change
+
+
+def _may_change(key: str) -> bool:
+    # Another place for checkpoints would be an empty one, and the run would begin anew without a word.
+    return (key.split(".")[0] in _MAY_CHANGE_SECTIONS and key != "checkpoint.dir") or key in _MAY_CHANGE_KEYS
 
 
 def open_run(resolved: Resolved) -> RunDirectory:
@@ -101,11 +102,11 @@ def open_directory(path: Path, values: dict[str, Any], world: World) -> RunDirec
         PacelineError: what opening it raised, on every rank alike.
     """
     table = tomlkit.dumps({key: str(value) for key, value in values.items()})
-    return _shared(lambda: _recorded(RunDirectory.open(path, table, values, _MAY_CHANGE_KEYS.__contains__)), world)
+    return _shared(lambda: _recorded(RunDirectory.open(path, table, values, _may_change)), world)
 
 
 def _shared(open_it: Callable[[], RunDirectory], world: World) -> RunDirectory:
-    key = f"run-directory-{next(_opened)}"
+    key = world.shared_key("run-directory")
     if world.rank == 0:
         return _open_for_all(open_it, world, key)
     told: dict[str, Any] = json.loads(world.store.get(key))

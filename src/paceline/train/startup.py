@@ -36,16 +36,24 @@ from paceline.parallel.offload.config import OffloadConfig
 from paceline.parallel.precision.apply import DTYPES, autocast_of, loss_scale_of
 from paceline.parallel.recompute.apply import recompute_blocks
 from paceline.train.language import language_functions
+from paceline.train.resume import Start, restore_random
 from paceline.train.session import Session
+from paceline.train.state import TrainingState
 from paceline.train.step import Batch, TrainStep, on_device
 from paceline.workers.rendezvous import World
 
+Begin = Callable[[TrainingState], Start]
+"""Fills a fresh state from a checkpoint, or leaves it; says where the attempt begins."""
 
-def build_session(resolved: Resolved, data: PreparedData, world: World) -> Session:
-    """The session of a language-model job on this rank.
+
+def build_session(
+    resolved: Resolved, data: PreparedData, world: World, begin: Begin = lambda state: Start()
+) -> Session:
+    """The session of a language-model job on this rank, begun where `begin` says: the loader starts after that.
 
     Raises:
         DataError: the tokenizer has more ids than the model has rows.
+        PacelineError: what `begin` raised.
     """
     job, steps = resolved.job, resolved.steps
     if steps is None:
@@ -62,9 +70,12 @@ def build_session(resolved: Resolved, data: PreparedData, world: World) -> Sessi
         group=group, prescale=1.0 / resolved.tokens_per_step, clip_norm=job.optimizer.clip_norm,
         device=device, autocast=autocast, loss_scale=loss_scale_of(resolved.precision), master=applied.master,
     )  # fmt: skip
+    state = TrainingState(model, applied, optimizer, step.loss_scale, rank=world.rank, device=device)
+    start = begin(state)
     loader = Loader(
         data.train, global_batch=resolved.batch.global_batch, microbatch=resolved.batch.microbatch,
         dp_rank=world.rank, dp_degree=resolved.layout.dp, seed=job.run.seed, steps=steps, workers=job.data.workers,
+        start_step=start.step,
     )  # fmt: skip
     return Session(
         model=model, step=step, forward=forward, loss=loss, batches=loader,
@@ -76,6 +87,7 @@ def build_session(resolved: Resolved, data: PreparedData, world: World) -> Sessi
         peak_flop_per_second=measured_peak(resolved.precision, device, group),
         wait_for_all=host_barrier(world),
         batch_needs_step=resolved.spec.dropout > 0 or resolved.spec.attention_dropout > 0,
+        state=state, start=start, restore_random=lambda: restore_random(start, state, job.run.seed),
         notes=loader.notes, settle=applied.settle, whole_weights=applied.whole_weights, in_step=applied.in_step,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from paceline.optim.clip import clip_factor
 from paceline.optim.optimizer import apply_step
 from paceline.parallel.collectives import start_sum
+from paceline.parallel.ddp.cost import VOTES
 from paceline.parallel.precision.loss_scale import LossScale
 from paceline.parallel.precision.master import MasterWeights
 from paceline.parallel.reducer import Reducer
@@ -45,7 +46,7 @@ class StepResult:
     """What one optimizer step did; equal on all ranks.
 
     `loss` is the objective: sum over all ranks and micro-batches divided by the weight over them; nan where it is zero.
-    `skipped` is None, `NO_LABELS`, `NOT_FINITE` or `OVERFLOW`.
+    `skipped` is None, `NO_LABELS`, `NOT_FINITE` or `OVERFLOW`. `votes` are those of all ranks summed.
     """
 
     loss: float
@@ -53,6 +54,7 @@ class StepResult:
     grad_norm: float
     lr: float
     skipped: str | None
+    votes: tuple[float, ...] = (0.0,) * len(VOTES)
 
 
 class TrainStep:
@@ -102,14 +104,21 @@ class TrainStep:
         self.master = master
         self.parameters = [p for g in optimizer.param_groups for p in g["params"]]
 
-    def __call__(self, microbatches: Sequence[Batch], lr: float, mark: Mark = lambda part: None) -> StepResult:
+    def __call__(
+        self,
+        microbatches: Sequence[Batch],
+        lr: float,
+        mark: Mark = lambda part: None,
+        votes: tuple[float, ...] = (0.0,) * len(VOTES),
+    ) -> StepResult:
         """Run one optimizer step over this rank's micro-batches at learning rate `lr`.
 
         A step whose loss weight is zero, or whose gradient norm is not finite, leaves weights and moments untouched; all
         ranks decide alike since they decide on reduced values. `mark(part)` is called at the end of each part: forward
-        and backward once a micro-batch, then reduce_exposed and optimizer.
+        and backward once a micro-batch, then reduce_exposed and optimizer. This rank's `votes` travel with the loss, so that
+        what ranks agree on costs no collective of its own.
         """
-        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        totals = torch.tensor([0.0, 0.0, *votes], dtype=torch.float64, device=self.device)
         for first, last, batch in _window(microbatches):
             self.reducer.begin(first=first, last=last)
             scaled = self._forward(batch, totals)
@@ -119,16 +128,16 @@ class TrainStep:
             scaled.backward()  # type: ignore[no-untyped-call]
             mark("backward")
         self.reducer.finish()
-        loss_sum, weight = pending.result().tolist()
+        loss_sum, weight, *agreed = pending.result().tolist()
         mark("reduce_exposed")
         result = self._update(loss_sum, weight, lr)
         mark("optimizer")
-        return result
+        return replace(result, votes=tuple(agreed))
 
     def _forward(self, batch: Batch, totals: Tensor) -> Tensor:
         with self.autocast():
             loss_sum, weight = self.loss(self.forward(self.model, batch), batch)
-        totals += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, device=self.device).double()])
+        totals[:2] += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, device=self.device).double()])
         return loss_sum * self._scale
 
     @property

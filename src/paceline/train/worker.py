@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,6 @@ import msgspec
 import torch
 
 from paceline import __version__
-from paceline.checkpoint.weights import save_weights
 from paceline.cluster.probe import probe_host
 from paceline.data.bigram import bigram_loss
 from paceline.data.config import HELD_OUT
@@ -32,14 +31,18 @@ from paceline.parallel.collectives import gather_objects
 from paceline.parallel.compile.apply import recompiles
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
-from paceline.run.records import Checkpoint, Derivation, RunFinished, RunStarted
+from paceline.run.records import Derivation, RunFinished, RunStarted
 from paceline.train import loop, shared_run
 from paceline.train.continue_text import TOKENIZER_FILE
 from paceline.train.evaluate import eagerly
+from paceline.train.keep import Keeper
+from paceline.train.keeping import check_model, make_keeper, make_room, tell_start
 from paceline.train.observe import RunObserver
 from paceline.train.out_of_memory import explain_out_of_memory
+from paceline.train.resume import Start, resume
 from paceline.train.session import Session
-from paceline.train.startup import build_session
+from paceline.train.startup import build_session, world_group
+from paceline.train.state import TrainingState
 from paceline.workers.environment import is_supervised
 from paceline.workers.heartbeat import beat
 from paceline.workers.rendezvous import World, join, leave
@@ -99,11 +102,24 @@ def _attempt(resolved: Resolved, world: World, directory: RunDirectory, started:
     resolved = with_samples(resolved, len(data.train))
     beat(-1, "building the model")
     with explain_out_of_memory(resolved):
-        session = build_session(resolved, data, world)
+        session = build_session(resolved, data, world, lambda state: _begin(state, resolved, data, world, directory))
         try:
             _train(resolved, data, world, directory, session, started)
         finally:
             session.batches.close()
+
+
+def _begin(
+    state: TrainingState, resolved: Resolved, data: PreparedData, world: World, directory: RunDirectory
+) -> Start:
+    """Fill the state from the checkpoint that the attempt begins with, if there is one."""
+    section = resolved.job.checkpoint
+    place = section.place(directory.path)
+    return resume(
+        state, world, world_group(world), section, place,
+        prepare=lambda: make_room(section, place, state, world.world_size),
+        check=lambda manifest: check_model(manifest, resolved, data),
+    )  # fmt: skip
 
 
 def _train(
@@ -113,28 +129,59 @@ def _train(
     policy = loop.Policy(
         log_every=job.run.log_every, eval_every=job.run.eval_every,
         stop_on_bad_step=job.optimizer.bad_step == "stop", max_bad_steps=int(job.optimizer.max_bad_steps),
+        record_samples=job.run.record_samples,
     )  # fmt: skip
     with RunObserver(
-        directory, world.rank, steps=session.steps, log_every=job.run.log_every, telemetry=job.telemetry
-    ) as observer:
+        directory, world.rank, steps=session.steps, start_step=session.start_step, log_every=job.run.log_every,
+        telemetry=job.telemetry,
+    ) as observer, closing(_keeper(resolved, data, world, directory, session, observer)) as keeper:  # fmt: skip
+        session.keeper = keeper
         timers = loop.step_timers(session)
         digest = _weights_hash(resolved, session)
         if session.is_writer:
+            _keep_tokenizer(data, directory)
             observer.write(_started(resolved, session, directory, started, digest))
-            for note in session.notes:
-                observer.say(note)
+            tell_start(session, observer)
         outcome = loop.train(session, policy, observer, timers)
         beat(outcome.steps, "ending the run", allow_seconds=600.0)
         peaks = gather_objects(peak_memory_bytes(session.device), session.group)
         compiled = recompiles() if resolved.compile else None
-        _save(resolved, data, directory, session, observer, outcome.steps)
-        if session.in_step:
-            # What comes next is a collective, and the writer may be at its save for longer than one may wait.
-            session.wait_for_all()
+        keeper.finish(outcome.steps, outcome.evals)
         sample = _sample(resolved, data, session) if session.is_writer or session.in_step else ""
         if session.is_writer:
             _finish(resolved, data, session, observer, outcome, peaks, compiled, sample)
     session.wait_for_all()
+
+
+def _keeper(
+    resolved: Resolved,
+    data: PreparedData,
+    world: World,
+    directory: RunDirectory,
+    session: Session,
+    observer: RunObserver,
+) -> Keeper:
+    about = {
+        "model": msgspec.to_builtins(resolved.spec),
+        "data": {"folder": str(data.folder), "tokenizer": resolved.job.data.tokenizer,
+                 "fingerprint": data.tokenizer.fingerprint},
+    }  # fmt: skip
+    layout = {
+        **resolved.layout.to_record(), "microbatch": resolved.batch.microbatch, "precision": resolved.precision,
+        "compile": int(resolved.compile),
+    }  # fmt: skip
+    if resolved.layout.dp_shard > 1:
+        layout["zero_stage"] = resolved.fsdp.zero_stage
+    return make_keeper(
+        session, world, directory, resolved.job.checkpoint, observer, about=about, layout=layout,
+        precision=resolved.precision, best_of=HELD_OUT,
+    )  # fmt: skip
+
+
+def _keep_tokenizer(data: PreparedData, directory: RunDirectory) -> None:
+    """Beside the checkpoints, so that they can be read wherever the tokenizer came from."""
+    if isinstance(data.tokenizer, FileTokenizer):
+        write_atomic(directory.path / TOKENIZER_FILE, data.tokenizer.to_json())
 
 
 def _weights_hash(resolved: Resolved, session: Session) -> str | None:
@@ -154,6 +201,7 @@ def _started(
 ) -> RunStarted:
     return RunStarted(
         step=session.start_step,
+        samples=session.start_step * session.samples_per_step,
         run_id=directory.run_id,
         job_digest=directory.job_digest,
         world_size=session.world_size,
@@ -207,33 +255,6 @@ def _finish(
         beside = "" if bigram is None else f"; a bigram model fitted on the same text has {bigram:.4f}"
         observer.say(f"eval loss {outcome.evals[HELD_OUT]:.4f} nats per token{beside}")
     observer.say(sample)
-
-
-def _save(
-    resolved: Resolved, data: PreparedData, directory: RunDirectory, session: Session, observer: RunObserver, step: int
-) -> None:
-    """The final save, by the writer; where weights are split, every rank gives its parts, one tensor at a time."""
-    began = time.perf_counter()
-    if not session.is_writer:
-        if session.in_step:
-            for _ in session.whole_weights():
-                pass
-        return
-    weights = {name: tensor.cpu() for name, tensor in session.whole_weights()}
-    about = {
-        "product": __version__,
-        "model": msgspec.to_builtins(resolved.spec),
-        "data": {"folder": str(data.folder), "tokenizer": resolved.job.data.tokenizer,
-                 "fingerprint": data.tokenizer.fingerprint},
-        "samples": step * session.samples_per_step,
-    }  # fmt: skip
-    if isinstance(data.tokenizer, FileTokenizer):
-        write_atomic(directory.path / TOKENIZER_FILE, data.tokenizer.to_json())
-    folder, size = save_weights(directory.checkpoints, step, weights, about)
-    spent = time.perf_counter() - began
-    observer.write(
-        Checkpoint(step=step, state="durable", path=str(folder), bytes=size, seconds=spent, blocked_seconds=spent)
-    )
 
 
 def _sample(resolved: Resolved, data: PreparedData, session: Session) -> str:

@@ -41,6 +41,15 @@ class World:
     device: torch.device
     store: Store
 
+    @property
+    def node_rank(self) -> int:
+        """Number of this host: ranks of a host follow each other."""
+        return self.rank // self.local_world_size
+
+    def shared_key(self, name: str) -> str:
+        """A key of the store that is the same on all ranks, and another one at each call; all call it equally often."""
+        return f"{name}-{self.store.add(f'turns/{name}/{self.rank}', 1)}"
+
     def host_barrier(self, name: str, timeout: float = BARRIER_SECONDS) -> None:
         """Wait for all ranks without a collective; see `barrier.store_barrier`. Each name serves once."""
         store_barrier(self.store, name, self.rank, self.world_size, timeout)

@@ -8,8 +8,11 @@ from paceline.parallel.ddp.config import AXIS, DdpConfig
 from paceline.parallel.layout import Layout
 from paceline.parallel.strategy import Collective, Cost, ParameterSize, StateBytes, total_bytes
 
-CONTROL_VALUES = 2
-"""Numbers that all ranks sum once a step beside the gradients: loss sum and weight, in float64."""
+CONTROL_VALUES = 4
+"""Numbers that all ranks sum once a step beside the gradients, in float64: loss sum, weight, and the votes `VOTES`."""
+
+VOTES = ("save", "busy")
+"""What ranks tell each other with every step: that a save is due, and that the one before is still being written."""
 
 
 def partition(parameters: Sequence[ParameterSize], bucket_bytes: int) -> list[list[int]]:

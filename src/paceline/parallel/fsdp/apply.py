@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from paceline.checkpoint.boxes import Placement
 from paceline.optim.clip import gradient_norm
 from paceline.parallel.ddp.apply import BucketReducer
 from paceline.parallel.ddp.config import DdpConfig
@@ -56,6 +57,11 @@ class ShardedModel:
         """Plain parameters by name, in the model's order."""
         handles = {**{part.name: part.handle for part in self.parts}, **dict(self.whole)}
         return [(name, handles[name]) for name in self.names]
+
+    def placements(self, rank: int, degree: int) -> dict[str, Placement]:
+        """What rank number `rank` of the shard axis holds of each parameter."""
+        parts = {part.name: Placement.rows(part.shape, rank, degree) for part in self.parts}
+        return parts | {name: Placement.whole(parameter.shape) for name, parameter in self.whole}
 
     def reshard(self) -> None:
         """Give back gathered weights, such as those that an evaluation left."""

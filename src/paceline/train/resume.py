@@ -1,0 +1,249 @@
+"""Where an attempt begins: the newest checkpoint that proves whole, chosen by rank 0 and loaded by all ranks or by none.
+
+A rank looks at the file system only for what rank 0 has named. Each checks what it reads; where one finds damage, the
+checkpoint is set aside and the one before it is tried.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.checkpoint import folders, verify
+from paceline.checkpoint.config import CheckpointSection
+from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.places import Found, find_one
+from paceline.checkpoint.reader import load_tensors
+from paceline.checkpoint.storage import Storage, open_storage
+from paceline.errors import NoCheckpoint, PacelineError, from_record
+from paceline.parallel.collectives import gather_objects
+from paceline.run.records import Checkpoint, Record
+from paceline.train import random_state
+from paceline.train.state import BUFFER, OPTIMIZER, TrainingState
+from paceline.workers.heartbeat import beat
+from paceline.workers.rendezvous import World
+
+
+@dataclass
+class Start:
+    """What an attempt begins with. `manifest` is None for a fresh run.
+
+    step: optimizer steps done. records: what is to be written down. notes: what is to be said.
+    """
+
+    step: int = 0
+    manifest: Manifest | None = None
+    path: str | None = None
+    records: list[Record] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    prepared: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that rank 0 chose: a folder of a storage ("": the place itself). `own`: of this run, not of another."""
+
+    place: str
+    folder: str
+    step: int
+    digest: str
+    own: bool
+
+    @property
+    def found(self) -> Found:
+        return Found(open_storage(self.place), self.folder)
+
+
+def resume(
+    state: TrainingState,
+    world: World,
+    group: dist.ProcessGroup | None,
+    section: CheckpointSection,
+    place: str,
+    *,
+    prepare: Callable[[], list[str]] = list,
+    check: Callable[[Manifest], None] = lambda manifest: None,
+) -> Start:
+    """Load the newest valid checkpoint at `place`, or the one that the job starts from; nothing in a fresh run.
+
+    Args:
+        state: what is filled.
+        place: folder or URL of this run's checkpoints.
+        prepare: on rank 0, before anything is looked at; returns notes.
+        check: refuses a checkpoint of another model or vocabulary with a JobError.
+
+    Raises:
+        NoCheckpoint: there are checkpoints and none of them is valid, or none where the job starts from.
+        JobError: the checkpoint belongs to another model.
+        PacelineError: what any rank met, on all ranks alike.
+    """
+    start = Start()
+    began = time.perf_counter()
+
+    def choose() -> Source | None:
+        if not start.prepared:
+            start.notes += prepare()
+            start.prepared = True
+        return _choose(section, place, start)
+
+    while True:
+        beat(-1, "looking for a checkpoint", allow_seconds=float(section.storage_timeout))
+        source = _agree(choose, world)
+        if source is None:
+            return start
+        beat(-1, f"loading the checkpoint of step {source.step}", allow_seconds=float(section.storage_timeout))
+        manifest, error = _load(state, source, section, check)
+        failed = [e for e in gather_objects(None if error is None else error.to_record(), group) if e is not None]
+        if not failed:
+            assert manifest is not None
+            return _started(start, source, manifest, time.perf_counter() - began)
+        first = from_record(failed[0])
+        if not (isinstance(first, NoCheckpoint) and source.own):
+            raise first
+        _set_aside(source, first, world, start)
+
+
+def _choose(section: CheckpointSection, place: str, start: Start) -> Source | None:
+    """Rank 0's choice."""
+    storage = open_storage(place)
+    start.notes += folders.tidy(storage)
+    for step in reversed(folders.list_steps(storage)):
+        findings = verify.quick(storage, step)
+        if not findings:
+            return _source(Found(storage, folders.step_folder(step)), own=True)
+        _quarantine(storage, step, findings[0].describe(), start)
+    _refuse_silent_restart(storage, place)
+    return None if section.start_from is None else _source(_other(section.start_from), own=False)
+
+
+def _source(found: Found, *, own: bool) -> Source:
+    commit = folders.commit_in(found.storage, found.folder, None)
+    return Source(found.storage.place, found.folder, commit.step, commit.manifest_sha256, own)
+
+
+def _other(path: str) -> Found:
+    """The checkpoint of another run, or an imported one, that the job starts from."""
+    try:
+        return find_one(path)
+    except NoCheckpoint as error:
+        error.key = "checkpoint.resume"
+        error.hint = (
+            "Name a step folder, a checkpoints folder or a run directory; `paceline checkpoint list PATH` shows them."
+        )
+        raise
+
+
+def _refuse_silent_restart(storage: Storage, place: str) -> None:
+    """A run whose checkpoints were all damaged must not begin again as if nothing had been."""
+    aside = storage.names(folders.QUARANTINE) if storage.exists(folders.QUARANTINE) else []
+    if not aside:
+        return
+    reasons = "; ".join(f"{name}: {folders.reason_of(storage, name)}" for name in aside)
+    raise NoCheckpoint(
+        f"{place} held {len(aside)} checkpoint{'s' if len(aside) > 1 else ''} and none of them is valid: {reasons}",
+        key="checkpoint.resume",
+        values={"place": place, "quarantined": aside},
+        hint=f"They are in {place}/{folders.QUARANTINE}. Start beside this run with checkpoint.resume=never, or from "
+        "another checkpoint with checkpoint.resume=PATH and another run.name.",
+    )
+
+
+def _agree(choose: Callable[[], Source | None], world: World) -> Source | None:
+    """What rank 0 chose, on every rank; or its error."""
+    key = world.shared_key("checkpoint")
+    if world.rank == 0:
+        try:
+            source = choose()
+        except PacelineError as error:
+            world.store.set(key, json.dumps({"error": error.to_record()}, default=str))
+            raise
+        told: dict[str, Any] = {"source": None if source is None else source.__dict__}
+        world.store.set(key, json.dumps(told))
+        return source
+    told = json.loads(world.store.get(key))
+    if "error" in told:
+        raise from_record(told["error"])
+    return None if told["source"] is None else Source(**told["source"])
+
+
+def _load(
+    state: TrainingState, source: Source, section: CheckpointSection, check: Callable[[Manifest], None]
+) -> tuple[Manifest | None, PacelineError | None]:
+    """Fill the state, or say what stood in the way: the ranks agree on that before any of them goes on."""
+    try:
+        found = source.found
+        manifest = found.manifest()
+        own = folders.commit_in(found.storage, found.folder, None).manifest_sha256
+        if own != source.digest:
+            raise PacelineError(
+                f"rank {state.rank} sees another checkpoint in {found.where} than rank 0: {own[:16]} and "
+                f"{source.digest[:16]}",
+                values={"place": found.where, "rank": state.rank, "own": own, "rank0": source.digest},
+                hint="Make sure that all hosts see the same files there.",
+            )
+        check(manifest)
+        _fill(state, found, manifest, section, own=source.own)
+    except PacelineError as error:
+        return None, error
+    except OSError as error:
+        return None, PacelineError(
+            f"rank {state.rank} cannot read the checkpoint of step {source.step} in {source.place}: {error}",
+            key="checkpoint.dir",
+            values={"place": source.place, "rank": state.rank},
+        )
+    return manifest, None
+
+
+def _fill(state: TrainingState, found: Found, manifest: Manifest, section: CheckpointSection, *, own: bool) -> None:
+    """Tensors first, in place; a checkpoint of weights alone (an imported one) leaves the moments at zero."""
+    only_weights = not own and not any(name.startswith(f"{OPTIMIZER}/") for name in manifest.tensors)
+    buffers = [] if only_weights else state.buffers(state.rank % max(1, manifest.world_size))
+    wanted = [*state.weights(), *([] if only_weights else state.moments()), *buffers]
+    load_tensors(
+        found.storage, manifest, wanted, folder=found.folder,
+        allow_missing=() if own else section.allow_missing,
+        # Other ranks' buffers are not ours to miss.
+        allow_unexpected=(f"{BUFFER}/*", *(() if own else section.allow_unexpected)),
+    )  # fmt: skip
+    if not only_weights:
+        state.restore_shared(manifest.state)
+    state.publish()
+
+
+def _started(start: Start, source: Source, manifest: Manifest, seconds: float) -> Start:
+    start.step, start.manifest, start.path = manifest.step, manifest, source.found.where
+    start.records.append(
+        Checkpoint(step=manifest.step, state="resumed", path=start.path, bytes=manifest.size_bytes, seconds=seconds)
+    )
+    start.notes.append(
+        f"resuming after step {manifest.step} from {start.path} ({manifest.samples} samples done, saved by attempt "
+        f"{manifest.attempt} on {manifest.world_size} rank{'s' if manifest.world_size > 1 else ''})"
+    )
+    return start
+
+
+def restore_random(start: Start, state: TrainingState, seed: int) -> None:
+    """The random states of the moment of the save; called last before the first step."""
+    if start.manifest is None or not start.manifest.ranks:
+        return
+    ranks = start.manifest.ranks
+    if state.rank < len(ranks):
+        random_state.restore(ranks[state.rank]["random"], state.device)
+    else:
+        random_state.seed_anew(seed, start.step, state.rank, state.device)
+
+
+def _set_aside(source: Source, error: PacelineError, world: World, start: Start) -> None:
+    if world.rank == 0:
+        _quarantine(open_storage(source.place), source.step, error.message, start)
+
+
+def _quarantine(storage: Storage, step: int, reason: str, start: Start) -> None:
+    where = folders.quarantine(storage, step, reason)
+    start.records.append(Checkpoint(step=step, state="quarantined", path=where, reason=reason))
+    start.notes.append(f"warning: the checkpoint of step {step} is damaged and was set aside in {where}: {reason}")

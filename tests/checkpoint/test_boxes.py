@@ -12,27 +12,10 @@ from torch.distributed.tensor import distribute_tensor, init_device_mesh
 from torch.distributed.tensor.placement_types import Shard
 
 from paceline.checkpoint.boxes import Box, Overlap, Placement, overlap, rows, tiles
+from tests.checkpoint.written import random_cut
 from tests.pool.pool import Pool
 
 SHAPES: list[tuple[int, ...]] = [(3, 5), (7,), (1,), (129, 3), (), (0, 4), (4, 6, 5), (2, 1, 3, 2)]
-
-
-def random_cut(random_: random.Random, box: Box, pieces: int) -> list[Box]:
-    """The box in about so many boxes, cut at random in any dims."""
-    boxes = [box]
-    while len(boxes) < pieces:
-        whole = boxes.pop(random_.randrange(len(boxes)))
-        dims = [dim for dim, extent in enumerate(whole.shape) if extent > 1]
-        if not dims:
-            return [*boxes, whole]
-        dim = random_.choice(dims)
-        at = random_.randrange(1, whole.shape[dim])
-        for begin, end in ((0, at), (at, whole.shape[dim])):
-            offset, shape = list(whole.offset), list(whole.shape)
-            offset[dim] += begin
-            shape[dim] = end - begin
-            boxes.append(Box(tuple(offset), tuple(shape)))
-    return boxes
 
 
 def chunk(box: Box) -> ChunkStorageMetadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from tests.checkpoint.written import (
     numbers,
     odd_tensors,
     part_of,
+    random_cut,
     write_pieces,
     write_split,
 )
@@ -79,6 +81,31 @@ def test_every_type_comes_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -
     assert not rest and found.dtype == dtype
     assert torch.equal(found.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
     assert DTYPES[manifest.tensors["model/w"].dtype] == dtype
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_pieces_fill_any_boxes(tmp_path: Path, seed: int) -> None:
+    random_ = random.Random(seed)
+    shape = tuple(random_.randrange(1, 8) for _ in range(random_.randrange(1, 5)))
+    tensor, box = numbers(shape, torch.float64, seed), Placement.whole(shape).box
+    files: list[dict[str, list[Box]]] = [{"model/w": []} for _ in range(3)]
+    for piece in random_cut(random_, box, random_.randrange(1, 12)):
+        random_.choice(files)["model/w"].append(piece)
+    storage, manifest = write_pieces(tmp_path, {"model/w": tensor}, files)
+    for wanted in random_cut(random_, box, random_.randrange(1, 12)):
+        placed = Placed("model/w", torch.zeros(wanted.shape, dtype=torch.float64), wanted, shape)
+        load_tensors(storage, manifest, [placed])
+        assert torch.equal(placed.tensor, part_of(tensor, wanted)), wanted
+
+
+@pytest.mark.gpu
+def test_tensors_on_a_device_are_filled_through_the_host(tmp_path: Path) -> None:
+    tensor = numbers((7, 5), torch.bfloat16)
+    storage, manifest = write_split(tmp_path, {"model/w": tensor}, by_columns, 3)
+    parts = [by_rows((7, 5), part, 2) for part in range(2)]
+    wanted = [Placed("model/w", torch.zeros(b.shape, dtype=torch.bfloat16, device="cuda"), b, s) for b, s in parts]
+    load_tensors(storage, manifest, wanted)
+    assert torch.equal(torch.cat([placed.tensor.cpu() for placed in wanted]), tensor)
 
 
 def test_a_piece_that_several_boxes_need_is_read_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,24 @@ def part_of(tensor: Tensor, box: Box) -> Tensor:
     """The elements of a box, on their own."""
     slices = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
     return tensor[slices].clone()
+
+
+def random_cut(random_: random.Random, box: Box, pieces: int) -> list[Box]:
+    """The box in about so many boxes, cut at random in any dims."""
+    boxes = [box]
+    while len(boxes) < pieces:
+        whole = boxes.pop(random_.randrange(len(boxes)))
+        dims = [dim for dim, extent in enumerate(whole.shape) if extent > 1]
+        if not dims:
+            return [*boxes, whole]
+        dim = random_.choice(dims)
+        at = random_.randrange(1, whole.shape[dim])
+        for begin, end in ((0, at), (at, whole.shape[dim])):
+            offset, shape = list(whole.offset), list(whole.shape)
+            offset[dim] += begin
+            shape[dim] = end - begin
+            boxes.append(Box(tuple(offset), tuple(shape)))
+    return boxes
 
 
 def empty_parts(tensors: Mapping[str, Tensor], split: Split, part: int, parts: int) -> list[Placed]:

@@ -19,6 +19,14 @@ LINUX = sys.platform == "linux"
 GONE_SECONDS = 20.0
 """Longest time that a killed process takes to go; one in an uninterruptible wait takes as long as that."""
 
+_TIED = """
+import runpy, sys
+from paceline.workers.lifeline import die_with_parent
+die_with_parent(int(sys.argv.pop(1)))
+runpy.run_module("paceline", run_name="__main__", alter_sys=True)
+"""
+"""`python -m paceline` that does not outlive whoever started it."""
+
 
 @contextlib.contextmanager
 def started(words: Sequence[str], out: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
@@ -26,7 +34,7 @@ def started(words: Sequence[str], out: Path, log: Path) -> Iterator[subprocess.P
     hidden = {*environment.OWN, *environment.TORCHRUN}
     with out.open("wb") as stdout, log.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "paceline", *words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            [sys.executable, "-c", _TIED, str(os.getpid()), *words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
             start_new_session=True, env={key: value for key, value in os.environ.items() if key not in hidden},
         )  # fmt: skip
     try:

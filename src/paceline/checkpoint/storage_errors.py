@@ -13,7 +13,7 @@ from paceline.units import format_bytes
 if TYPE_CHECKING:
     from paceline.checkpoint.storage import Storage
 
-KEY = "run.dir"
+KEY = "checkpoint.dir"
 _GONE = {errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT}
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "NoAuthTokenError", "ProfileNotFound"}
 _NOT_REACHED = {"EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError", "ClientConnectorError"}
@@ -43,7 +43,7 @@ def explain(error: Exception, storage: Storage, name: str, needed_bytes: int | N
             f"cannot reach {path}: {error.strerror} (errno {error.errno}); was {storage.place} unmounted?",
             key=KEY,
             values=values,
-            hint="Mount it again, or point run.dir at another disk, and give the same command again.",
+            hint="Mount it again, or point checkpoint.dir at another disk, and give the same command again.",
         )
     if is_no_space(error):
         return _no_room(error, storage, path, values)
@@ -55,7 +55,7 @@ def _no_room(error: OSError, storage: Storage, path: str, values: dict[str, Any]
     size = "" if needed is None else f" of {format_bytes(needed)}"
     free = values["free_bytes"]
     left = "an unknown amount" if free is None else format_bytes(free)
-    hint = f"Free space there, or point {KEY} at another disk; fewer are kept with a smaller checkpoint.keep."
+    hint = f"Free space there, point {KEY} at another disk, or keep fewer checkpoints with checkpoint.keep."
     if error.errno == errno.EFBIG:
         text = f"cannot write {path}{size}: the file is larger than this process may write (ulimit -f; {left} free)"
         hint = "Raise the limit with `ulimit -f unlimited`."

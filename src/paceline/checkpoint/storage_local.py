@@ -118,7 +118,7 @@ class LocalStorage:
         _sync_folder(self._writable(name))
 
     def remove(self, name: str) -> None:
-        folder, _, last = name.rpartition("/")
+        folder, _, last = checked_name(name).rpartition("/")
         self._unlink(f"{self._writable(folder)}/{last}")  # a link goes itself, not what it leads to
 
     def remove_folder(self, name: str) -> None:
@@ -154,8 +154,8 @@ class LocalStorage:
         """Whether the place is still the folder that this storage began with."""
         try:
             self._check_mounted()
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno != errno.ENODEV
         return True
 
     def _join(self, name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.checkpoint.folders import step_folder
 from paceline.checkpoint.manifest import NextStep
 from paceline.checkpoint.messages import Event, SaveHead
 from paceline.checkpoint.saver import Saver
@@ -42,6 +43,7 @@ class Keeper:
         own: this rank's part of what is no tensor.
         head: what rank 0 says about a save: of the step it holds and the losses of the last evaluation.
         voice: rank 0's.
+        place: folder or URL of the checkpoints.
         certify: on rank 0, told the result of the first step after a resume.
         rank: this one.
         last_step: the step of the final save, which `finish` makes.
@@ -58,6 +60,7 @@ class Keeper:
         head: Head,
         voice: Voice,
         *,
+        place: str,
         certify: Callable[[StepResult], None] | None,
         rank: int,
         last_step: int,
@@ -67,7 +70,7 @@ class Keeper:
         best: float | None = None,
     ) -> None:
         self._saver, self._schedule, self._own, self._head = saver, schedule, own, head
-        self._voice, self._certify, self._rank = voice, certify, rank
+        self._voice, self._certify, self._rank, self._place = voice, certify, rank, place
         self._last_step, self._start_step, self._saved_step = last_step, start_step, start_step
         self._timeout_seconds = timeout_seconds
         self._best_of, self.best = best_of, best
@@ -121,7 +124,7 @@ class Keeper:
         reason = event.text if event.error is None else str(event.error.get("message"))
         blocked = self._blocked_in(event)
         self._voice.write(
-            Checkpoint(step=event.step, state=event.state, path=event.folder or "", bytes=event.size_bytes,
+            Checkpoint(step=event.step, state=event.state, path=self._path(event), bytes=event.size_bytes,
                        seconds=event.seconds or 0.0, blocked_seconds=blocked, reason=reason)
         )  # fmt: skip
         if event.state == "failed":
@@ -131,10 +134,15 @@ class Keeper:
             if news:
                 self._voice.say(news)
 
+    def _path(self, event: Event) -> str:
+        return f"{self._place.rstrip('/')}/{event.folder or step_folder(event.step)}"
+
     def _blocked_in(self, event: Event) -> float | None:
         """Seconds for which training stood still in the phase that ends: while copying, or (the last save) waiting."""
         if event.state == "staged":
             return self._stall_seconds
+        if event.state not in ("durable", "failed"):
+            return None
         waited, self._waited_seconds = self._waited_seconds, 0.0
         return waited
 

@@ -77,13 +77,14 @@ def make_keeper(
         observer.say(describe(verdict))
 
     keeper: Keeper
+    place = section.place(directory.path)
     saver = Saver(
-        storage_place=section.place(directory.path), placed=state.placed(), world=world,
+        storage_place=place, placed=state.placed(), world=world,
         run_id=directory.run_id, attempt=directory.attempt, keep=rule, timeout_seconds=float(section.storage_timeout),
         notify=lambda event: keeper.told(event),
     )  # fmt: skip
     keeper = Keeper(
-        saver, Schedule.of(section, now=time.monotonic(), ranks=world.world_size), state.own, head, voice,
+        saver, Schedule.of(section, now=time.monotonic(), ranks=world.world_size), state.own, head, voice, place=place,
         certify=first_after_resume if manifest is not None and session.is_writer else None,
         rank=world.rank, last_step=session.steps, start_step=session.start_step,
         timeout_seconds=float(section.storage_timeout), best_of=best_name,

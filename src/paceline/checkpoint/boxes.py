@@ -6,7 +6,7 @@ A box is an offset and a shape, one number per dim. A tensor without dims has on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -19,6 +19,28 @@ class Box(NamedTuple):
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+
+class Placement(NamedTuple):
+    """What a rank holds of a tensor of `shape`: the box of it. Strategies state one for each parameter."""
+
+    box: Box
+    shape: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Iterable[int]) -> Placement:
+        """All of it."""
+        extent = tuple(shape)
+        return cls(Box((0,) * len(extent), extent), extent)
+
+    @classmethod
+    def rows(cls, shape: Iterable[int], part: int, parts: int) -> Placement:
+        """Part number `part` of equal parts of the first dim, the last ones shorter or empty."""
+        extent = tuple(shape)
+        each = -(-extent[0] // parts)
+        begin = min(part * each, extent[0])
+        rest = (0,) * (len(extent) - 1)
+        return cls(Box((begin, *rest), (min(each, extent[0] - begin), *extent[1:])), extent)
 
 
 class Overlap(NamedTuple):

@@ -12,13 +12,14 @@ A save that fails is taken back whole; what was committed before is never touche
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from paceline.checkpoint.boxes import Box, tiles
-from paceline.checkpoint.folders import quarantine, step_folder
+from paceline.checkpoint.folders import quarantine, step_folder, tidy
 from paceline.checkpoint.host_parts import Begin, HostPart, has_begun, read_part, remove_parts, write_begin, write_part
 from paceline.checkpoint.image_file import write_image
 from paceline.checkpoint.inbox import Inbox
@@ -54,7 +55,7 @@ class HostSave:
 
     Args:
         buffers: by rank. A rank's is looked up once it has staged.
-        take_lock: waits for the writer of an earlier attempt.
+        take_lock: waits for the writer of an earlier attempt; True the first time.
         tell: takes what the ranks should hear.
     """
 
@@ -63,7 +64,7 @@ class HostSave:
         inbox: Inbox,
         set_up: SetUp,
         buffers: Mapping[int, Buffer],
-        take_lock: Callable[[], None],
+        take_lock: Callable[[], bool],
         tell: Callable[[Event | Phase], None],
     ) -> None:
         self.inbox = inbox
@@ -96,7 +97,8 @@ class HostSave:
         self._phase("making the folder")
         self._storage.make_folder("")
         self._phase("waiting for the writer of an earlier attempt")
-        self._take_lock()
+        if self._take_lock():
+            self._tidy()
         if self._is_coordinator and self._storage.exists(f"{self._folder}/{COMMIT_FILE}"):
             return self._event("durable", text="it was there already")
         self._make_folder() if self._is_coordinator else self._await_folder()
@@ -113,6 +115,13 @@ class HostSave:
         return self._event("durable", size_bytes=manifest.size_bytes)
 
     # ---- the folder
+
+    def _tidy(self) -> None:
+        """Clear what a writer that died left. What cannot be cleared now is left to the next attempt."""
+        if self._is_coordinator:
+            with contextlib.suppress(OSError):
+                for sentence in tidy(self._storage):
+                    self._tell(Event(state="removed", step=self.inbox.step, text=sentence))
 
     def _make_folder(self) -> None:
         self._clear_leftover()

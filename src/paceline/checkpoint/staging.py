@@ -5,11 +5,11 @@ Allocated once: pages that are there take a copy at memory speed, fresh ones cos
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -40,17 +40,17 @@ class StagingBuffer:
     """
 
     def __init__(self, size: int) -> None:
+        free = available_bytes()
+        if free is not None and size > free:
+            raise OutOfMemory(
+                f"no room for the staging buffer of checkpoints: it takes {format_bytes(size)} of this host's memory, and "
+                f"{format_bytes(free)} are free",
+                values={"needed_bytes": size, "free_bytes": free},
+                hint="More ranks stage less each; `paceline plan` shows what a rank needs.",
+            )
         self.size = size
         self.descriptor = _anonymous_file()
-        try:
-            _reserve(self.descriptor, size)
-        except OSError as error:
-            os.close(self.descriptor)
-            raise OutOfMemory(
-                f"no {format_bytes(size)} of shared memory for the staging buffer of checkpoints: {error.strerror}",
-                values={"needed_bytes": size, "errno": error.errno},
-                hint="More ranks stage less each; `paceline plan` shows what a rank needs.",
-            ) from None
+        os.ftruncate(self.descriptor, size)
         self._pages = mmap.mmap(self.descriptor, size)
         self.bytes = torch.frombuffer(self._pages, dtype=torch.uint8)
 
@@ -119,8 +119,22 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-def _reserve(descriptor: int, size: int) -> None:
-    """Have the memory now: touching pages that the host does not have would end the process without a word."""
-    os.ftruncate(descriptor, size)
-    with contextlib.suppress(AttributeError):
-        os.posix_fallocate(descriptor, 0, size)
+def available_bytes() -> int | None:
+    """Memory that this process could still get without swapping; None where the system does not say.
+
+    Looked at before the buffer is made: pages that the host does not have end some process without a word.
+    """
+    limits = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
+    # What a control group uses counts without its page cache, which gives way.
+    used = [
+        int(line.split()[1]) for line in _lines("/sys/fs/cgroup/memory.stat") if line.startswith(("anon ", "shmem "))
+    ]
+    limits += [int(limit) - sum(used) for limit in _lines("/sys/fs/cgroup/memory.max") if limit.isdigit()]
+    return min(limits, default=None)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

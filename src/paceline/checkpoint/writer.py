@@ -144,9 +144,11 @@ class Writer:
             save.run()
             self._tell(Done(save.inbox.number))
 
-    def _take_lock(self) -> None:
-        if self._lock is None and self._set_up is not None:
-            self._lock = writer_lock.take(self._set_up.place, self._set_up.node, self._set_up.timeout_seconds)
+    def _take_lock(self) -> bool:
+        if self._lock is not None or self._set_up is None:
+            return False
+        self._lock = writer_lock.take(self._set_up.place, self._set_up.node, self._set_up.timeout_seconds)
+        return True
 
     def _tell(self, message: FromWriter) -> None:
         self._outbox.put(message)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from paceline.checkpoint.folders import commit_in, list_steps, manifest_in, step_folder
 from paceline.checkpoint.manifest import COMMIT_FILE, MANIFEST_FILE, Manifest
@@ -81,7 +82,7 @@ def _of_run(place: str) -> str | None:
         return None
     folder = Path(place)
     try:
-        values = json.loads((folder / "job.json").read_text(encoding="utf-8"))["values"]
+        values = msgspec.json.decode((folder / "job.json").read_bytes())["values"]
     except (OSError, ValueError, KeyError, TypeError):
         values = {}
     stated = values.get("checkpoint.dir", "auto")

@@ -35,6 +35,7 @@ from paceline.parallel.offload.apply import offloaded_adamw
 from paceline.parallel.offload.config import OffloadConfig
 from paceline.parallel.precision.apply import DTYPES, autocast_of, loss_scale_of
 from paceline.parallel.recompute.apply import recompute_blocks
+from paceline.train import random_state
 from paceline.train.language import language_functions
 from paceline.train.resume import Start, restore_random
 from paceline.train.session import Session
@@ -87,9 +88,17 @@ def build_session(
         peak_flop_per_second=measured_peak(resolved.precision, device, group),
         wait_for_all=host_barrier(world),
         batch_needs_step=resolved.spec.dropout > 0 or resolved.spec.attention_dropout > 0,
-        state=state, start=start, restore_random=lambda: restore_random(start, state, job.run.seed),
+        state=state, start=start, restore_random=lambda: _set_random(start, state, job.run.seed),
         notes=loader.notes, settle=applied.settle, whole_weights=applied.whole_weights, in_step=applied.in_step,
     )  # fmt: skip
+
+
+def _set_random(start: Start, state: TrainingState, seed: int) -> None:
+    """The generators that draw outside of the model: as they were at the save, or a function of the seed from the start."""
+    if start.manifest is None:
+        random_state.seed_anew(seed, start.step, state.rank, state.device)
+    else:
+        restore_random(start, state, seed)
 
 
 def build_model(

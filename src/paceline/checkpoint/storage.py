@@ -13,7 +13,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from paceline.checkpoint.storage_errors import explain
 from paceline.checkpoint.storage_names import checked_name, join
@@ -21,6 +21,7 @@ from paceline.checkpoint.storage_names import checked_name, join
 __all__ = [
     "READ_SLICE_BYTES",
     "WRITE_SLICE_BYTES",
+    "Entry",
     "Kind",
     "Operation",
     "Storage",
@@ -42,6 +43,13 @@ on_operation: Callable[[Operation, str], None] | None = None
 """Called before each change that a storage makes, with the operation and the path: tests stop a save there."""
 
 _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+class Entry(NamedTuple):
+    """What has a name in a folder; `size` is that of a file, 0 for others."""
+
+    kind: Kind
+    size: int
 
 
 class Storage(Protocol):
@@ -66,6 +74,9 @@ class Storage(Protocol):
 
     def names(self, folder: str = "") -> list[str]:
         """Last parts of the names directly in a folder, sorted; none where there is no folder."""
+
+    def entries(self, folder: str = "") -> dict[str, Entry]:
+        """As `names`, with what each is: one question to the place where `kind` and `size` ask one for each name."""
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """Bytes `begin` to `end` of a file; fewer where it is shorter. Raises FileNotFoundError."""

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
-from paceline.checkpoint.storage import READ_SLICE_BYTES, WRITE_SLICE_BYTES, Kind, announce, checked_name, slices
+from paceline.checkpoint.storage import READ_SLICE_BYTES, WRITE_SLICE_BYTES, Entry, Kind, announce, checked_name, slices
 from paceline.errors import JobError, NoCheckpoint, PacelineError
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -55,6 +55,13 @@ class LocalStorage:
             return sorted(os.listdir(self._path(folder)))  # noqa: PTH208
         except FileNotFoundError:
             return []
+
+    def entries(self, folder: str = "") -> dict[str, Entry]:
+        try:
+            with os.scandir(self._path(folder)) as found:
+                return {entry.name: _entry(entry) for entry in sorted(found, key=lambda entry: entry.name)}
+        except FileNotFoundError:
+            return {}
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         handle = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
@@ -211,6 +218,14 @@ class LocalStorage:
             self._remove_tree(child) if is_folder else self._unlink(child)
         announce("unlink", path)
         os.rmdir(path)  # noqa: PTH106
+
+
+def _entry(found: os.DirEntry[str]) -> Entry:
+    if found.is_symlink():
+        return Entry("link", 0)
+    if found.is_dir():
+        return Entry("folder", 0)
+    return Entry("file", found.stat(follow_symlinks=False).st_size)
 
 
 def _write_parts(handle: int, path: str, parts: Iterable[bytes | bytearray | memoryview]) -> int:

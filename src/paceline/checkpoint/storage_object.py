@@ -18,7 +18,7 @@ from typing import Any
 
 import fsspec
 
-from paceline.checkpoint.storage import WRITE_SLICE_BYTES, Kind, announce, checked_name, slices
+from paceline.checkpoint.storage import WRITE_SLICE_BYTES, Entry, Kind, announce, checked_name, slices
 from paceline.errors import JobError
 
 ONE_PUT_BYTES = 64 * 2**20
@@ -48,23 +48,32 @@ class ObjectStorage:
         return int(info["size"]) if info is not None and info["type"] == "file" else None
 
     def names(self, folder: str = "") -> list[str]:
+        return list(self.entries(folder))
+
+    def entries(self, folder: str = "") -> dict[str, Entry]:
         path = self._path(folder)
         self._files.invalidate_cache()
         try:
-            found = [str(entry).rstrip("/") for entry in self._files.ls(path, detail=False)]
+            found = self._files.ls(path, detail=True)
         except FileNotFoundError:
-            return []
-        return sorted({entry.rpartition("/")[2] for entry in found if entry.strip("/") != path.strip("/")})
+            return {}
+        infos = {info["name"].rstrip("/").rpartition("/")[2]: info for info in found if not _same(info["name"], path)}
+        return {name: _entry(infos[name]) for name in sorted(infos)}
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         if end is not None and end <= begin:
             return b""
-        size = self.size(name)  # a range that begins past the end is an error to some stores
-        if size is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.place}/{name}")
-        if begin >= size:
-            return b""
-        return bytes(self._files.cat_file(self._path(name), start=begin, end=size if end is None else min(end, size)))
+        is_whole = begin == 0 and end is None
+        try:
+            data = self._files.cat_file(self._path(name), **({} if is_whole else {"start": begin, "end": end}))
+        except Exception:
+            size = self.size(name)
+            if size is not None and begin >= size:  # to some stores this is an error
+                return b""
+            if size is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.place}/{name}") from None
+            raise
+        return bytes(data)
 
     def write(self, name: str, parts: Iterable[bytes | bytearray | memoryview], size: int) -> None:
         path = self._path(name)
@@ -155,6 +164,14 @@ class ObjectStorage:
                 file.discard()
             file.closed = True  # or its destructor would complete the upload of half an object
             raise
+
+
+def _entry(info: dict[str, Any]) -> Entry:
+    return Entry("folder", 0) if info["type"] == "directory" else Entry("file", int(info["size"]))
+
+
+def _same(one: str, other: str) -> bool:
+    return one.strip("/") == other.strip("/")
 
 
 def _mark_first(path: str) -> tuple[int, str]:

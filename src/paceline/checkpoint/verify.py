@@ -28,7 +28,7 @@ from paceline.checkpoint.manifest import (
 from paceline.checkpoint.pieces import explained
 from paceline.checkpoint.places import find_place
 from paceline.checkpoint.regions import Region, Window, regions_of
-from paceline.checkpoint.storage import Storage, join
+from paceline.checkpoint.storage import Entry, Kind, Storage, join
 from paceline.errors import NoCheckpoint
 
 Progress = Callable[[int, int], None]
@@ -110,6 +110,8 @@ class _Folder:
         self.folder = folder
         self.step = step
         self.where = join(storage.place, folder)
+        is_link = bool(folder) and storage.kind(folder) == "link"
+        self.entries: dict[str, Entry] | None = None if is_link else storage.entries(folder)
 
     def quick(self) -> list[Finding]:
         manifest, findings = self.opened()
@@ -133,7 +135,7 @@ class _Folder:
 
     def opened(self) -> tuple[Manifest | None, list[Finding]]:
         """The manifest, unless it or the mark is not what it should be."""
-        if self.is_link():
+        if self.entries is None:
             return None, [Finding(self.folder, "the folder", "a folder", "a link")]
         for file in (COMMIT_FILE, MANIFEST_FILE):
             if self.kind(file) != "file":
@@ -180,17 +182,17 @@ class _Folder:
             if kind != "file":
                 expected = f"{expected} with {len(by_file[file])} pieces"
                 findings.append(Finding(file, "the file", expected, f"a {kind}" if kind else MISSING))
-            elif (size := self.storage.size(self.name(file))) != stored.size_bytes:
+            elif (size := self.size(file)) != stored.size_bytes:
                 findings.append(Finding(file, "the length", expected, f"{size} bytes"))
         known = {COMMIT_FILE, MANIFEST_FILE, *manifest.files}
-        unknown = [name for name in self.storage.names(self.folder) if name not in known]
+        unknown = [name for name in self.entries or () if name not in known]
         return findings + [Finding(name, "the file", "none of this name", f"a {self.kind(name)}") for name in unknown]
 
     def content(
         self, file: str, stored: StoredFile, pieces: Sequence[FilePiece], progress: Progress | None
     ) -> Iterator[Finding]:
         """Regions of a file whose bytes are not those that were written."""
-        size = self.storage.size(self.name(file)) or 0
+        size = self.size(file)
         window, cut = Window(self.storage, self.name(file), size), 0
         for region in regions_of(stored, pieces):
             if region.end > size:
@@ -217,21 +219,17 @@ class _Folder:
         if cut > 1:
             yield Finding(file, "the pieces", "all to be there", f"{cut} cut off")
 
-    def kind(self, file: str) -> str | None:
-        return self.storage.kind(self.name(file))
+    def kind(self, file: str) -> Kind | None:
+        return self.entries[file].kind if self.entries and file in self.entries else None
+
+    def size(self, file: str) -> int:
+        return self.entries[file].size if self.entries and file in self.entries else 0
 
     def name(self, file: str) -> str:
         return f"{self.folder}/{file}" if self.folder else file
 
-    def is_link(self) -> bool:
-        return bool(self.folder) and self.storage.kind(self.folder) == "link"
-
     def size_bytes(self) -> int:
-        if self.is_link():
-            return 0
-        return sum(
-            self.storage.size(self.name(n)) or 0 for n in self.storage.names(self.folder) if self.kind(n) == "file"
-        )
+        return sum(entry.size for entry in (self.entries or {}).values())
 
 
 def _damage(file: str, what: str, region: Region, expected: str, actual: str) -> Finding:

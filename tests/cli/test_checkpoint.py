@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from paceline.checkpoint import storage
 from paceline.checkpoint.folders import quarantine
 from paceline.checkpoint.storage import open_storage
 from paceline.cli import checkpoint, main
+from paceline.job.load import load_job
+from paceline.model.spec import parameters, resolve
 from tests.checkpoint.written import by_rows, numbers, odd_tensors, write_split
+from tests.cli.job import SMALL, TEXT
 from tests.pool.launch import Launcher
 
 TENSORS = {"model/w": numbers((6, 4)), "optimizer/exp_avg/w": numbers((6, 4))}
@@ -156,6 +162,20 @@ def test_convert_export_and_import_write_what_they_say(run_dir: Path, capsys: py
     assert code == 78 and "never overwritten" in err
 
 
+@pytest.mark.parametrize("action", ["convert", "export"])
+def test_a_full_disk_is_79_and_leaves_nothing(
+    run_dir: Path, action: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(operation: str, path: str) -> None:
+        if operation == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(storage, "on_operation", full)
+    code, _, err = call(capsys, action, "runs/tiny", "--to", "new/place")
+    assert code == 79 and "--to: no space to write new/" in err and "name another place" in err, err
+    assert not [path for path in Path("new").rglob("*") if path.is_file() or path.name.startswith("step")]
+
+
 def test_long_work_shows_lines_on_stderr(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,3 +217,28 @@ def test_the_command_from_outside(launch: Launcher, tmp_path: Path) -> None:
     done = launch(["checkpoint", "verify", "c"])
     assert done.returncode == 1 and "the header" in done.stdout and "Traceback" not in done.stderr
     assert "Commands" not in done.stderr and launch(["checkpoint", "--help"]).stdout.count("paceline checkpoint ") >= 6
+
+
+def test_a_run_starts_from_imported_weights(
+    launch: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT)
+    spec = resolve(load_job(None, SMALL).model)
+    weights = {p.name: numbers(p.shape, seed=index) for index, p in enumerate(parameters(spec))}
+    save_file(weights, "in.safetensors")
+    assert call(capsys, "import", "in.safetensors", "--to", "start")[0] == 0
+    # So small a step leaves every weight what it is.
+    words = [
+        *SMALL,
+        "run.name=a",
+        "run.steps=1",
+        "checkpoint.resume=start",
+        "optimizer.lr=1e-30",
+        "optimizer.warmup_steps=0",
+    ]
+    done = launch(["train", *words, "--procs", "1"], timeout=90)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert call(capsys, "export", "runs/a", "--to", "out.safetensors")[0] == 0
+    found = load_file("out.safetensors")
+    assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from paceline.checkpoint.listing import Listed
     from paceline.checkpoint.verify import Verified
+    from paceline.errors import PacelineError
 
 EXAMPLE = """\
 example:
@@ -55,10 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from paceline.cli import print_document
+    from paceline.errors import PacelineError
 
     _check(args)
     action = {"list": _list, "verify": _verify}.get(args.action, _write)
-    document, lines, code = action(args)
+    try:
+        document, lines, code = action(args)
+    except PacelineError as error:
+        _speak_of_options(error, args)
+        raise
     if args.json:
         print_document("checkpoint", {"action": args.action, "path": args.path, **document, "exit": code})
     else:
@@ -83,6 +89,17 @@ def _check(args: argparse.Namespace) -> None:
             f"--dtype {args.dtype} would give parameters another type than their optimizer state has",
             hint="Add --weights-only, or leave --dtype out.",
         )
+
+
+def _speak_of_options(error: PacelineError, args: argparse.Namespace) -> None:
+    """An error of the storage names the key of a job; there is none here."""
+    if error.key != "checkpoint.dir":
+        return
+    error.key = "--to" if args.to and str(error.values.get("path", "")).startswith(args.to) else "PATH"
+    full = error.exit_code == 79
+    error.hint = (
+        "Free space there, or name another place." if full else (error.hint or "").replace("checkpoint.dir", error.key)
+    )
 
 
 def _list(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[str], int]:

@@ -110,6 +110,43 @@ def test_1000_bit_flips_are_found_and_named(storage: Storage, folder: Path, seed
     check_flips(storage, folder, 1000, random.Random(seed))
 
 
+def check_damage(storage: Storage, folder: Path, count: int, random_numbers: random.Random) -> None:
+    """`count` times: a file cut anywhere, emptied, lost, made longer, a stretch of zeros, or two files exchanged."""
+    small.write_checkpoint(storage, STEP)
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for index in range(count):
+        kind = ("cut", "emptied", "lost", "longer", "zeros", "exchanged")[index % 6]
+        file = random_numbers.choice(sorted(whole))
+        data, other = whole[file], random_numbers.choice([name for name in FILES if name != file])
+        begin = random_numbers.randrange(len(data))
+        changed = {
+            "cut": {file: data[:begin]},
+            "emptied": {file: b""},
+            "lost": {file: None},
+            "longer": {file: data + random_numbers.randbytes(1 + begin % 100)},
+            "zeros": {file: data[:begin] + bytes(len(data) - begin)},
+            "exchanged": {file: whole[other], other: data},
+        }[kind]
+        for name, content in changed.items():
+            (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+        named = {finding.file for finding in found(storage)}
+        expected = {name for name, content in changed.items() if content != whole[name]}
+        marks = expected & {MANIFEST_FILE, COMMIT_FILE}  # without them nothing can be said of the other
+        assert named == (marks or expected), f"{kind} {changed.keys()} at byte {begin}: {named}"
+        for name in changed:
+            (folder / name).write_bytes(whole[name])
+    assert verify(storage, STEP) == []
+
+
+def test_50_cuts_losses_and_exchanges_are_found_and_named(storage: Storage, folder: Path, seed: int) -> None:  # R6
+    check_damage(storage, folder, 50, random.Random(seed))
+
+
+@pytest.mark.soak
+def test_1000_cuts_losses_and_exchanges_are_found_and_named(storage: Storage, folder: Path, seed: int) -> None:  # R6
+    check_damage(storage, folder, 1000, random.Random(seed))
+
+
 def test_any_byte_of_the_smallest_files_is_answered_for(storage: Storage, folder: Path) -> None:
     manifest = small.write_checkpoint(storage, STEP)
     smallest = min(FILES, key=lambda file: manifest.files[file].size_bytes)

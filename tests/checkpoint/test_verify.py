@@ -1,6 +1,7 @@
 """Verification: of a copy anywhere, of manifests that lie, of links, and of what this version cannot judge."""
 
 import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from paceline.checkpoint.manifest import (
 from paceline.checkpoint.storage import Storage, open_storage
 from paceline.checkpoint.storage_local import LocalStorage
 from paceline.checkpoint.verify import quick, verify, verify_folder
-from paceline.errors import NoCheckpoint
+from paceline.errors import JobError, NoCheckpoint
 from tests.checkpoint.small import write_checkpoint
 
 STEP = 100
@@ -215,18 +216,33 @@ def test_a_link_in_place_of_a_folder_is_named(storage: Storage, folder: Path, tm
     assert [f.actual for f in verify_folder(str(folder.parent))[0].findings] == ["a link"]
 
 
-def test_what_the_disk_cannot_give_back_is_damage(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_checkpoint(storage, STEP)
+def unreadable(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on FILE cannot be read."""
     read = LocalStorage.read
 
     def broken(self: LocalStorage, name: str, begin: int = 0, end: int | None = None) -> bytes:
         if name.endswith(FILE):
-            raise OSError(errno.EIO, "Input/output error", name)
+            raise OSError(number, os.strerror(number), name)
         return read(self, name, begin, end)
 
     monkeypatch.setattr(LocalStorage, "read", broken)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT])
+def test_what_the_disk_cannot_give_back_is_damage(
+    storage: Storage, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(storage, STEP)
+    unreadable(number, monkeypatch)
     findings = verify(storage, STEP)
-    assert {finding.file for finding in findings} == {FILE} and "Input/output error" in findings[0].actual
+    assert {finding.file for finding in findings} == {FILE} and os.strerror(number) in findings[0].actual
+
+
+def test_what_may_not_be_read_is_no_damage(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(storage, STEP)
+    unreadable(errno.EACCES, monkeypatch)
+    with pytest.raises(JobError, match="permission denied"):
+        verify(storage, STEP)
 
 
 def test_the_manifest_has_one_encoding(storage: Storage, folder: Path) -> None:

@@ -110,7 +110,7 @@ class _Folder:
         self.folder = folder
         self.step = step
         self.where = join(storage.place, folder)
-        is_link = bool(folder) and storage.kind(folder) == "link"
+        is_link = bool(folder) and not storage.is_remote and storage.kind(folder) == "link"
         self.entries: dict[str, Entry] | None = None if is_link else storage.entries(folder)
 
     def quick(self) -> list[Finding]:
@@ -154,7 +154,7 @@ class _Folder:
             file = COMMIT_FILE if commit is None else MANIFEST_FILE
             return None, [Finding(file, "the content", expected or "as it was written", actual or error.message)]
         except OSError as error:
-            if error.errno not in DAMAGE:
+            if not self.is_damage(error):
                 raise
             file = COMMIT_FILE if commit is None else MANIFEST_FILE
             return None, [Finding(file, "the content", "to be readable", str(error))]
@@ -204,7 +204,7 @@ class _Folder:
             try:
                 found = window.checksum(region.begin, region.end)
             except OSError as error:
-                if error.errno not in DAMAGE or self.storage.is_remote:
+                if not self.is_damage(error):
                     raise
                 yield _damage(file, "the content", region, "to be readable", str(error))
                 continue
@@ -218,6 +218,10 @@ class _Folder:
                 progress(region.end, 0)
         if cut > 1:
             yield Finding(file, "the pieces", "all to be there", f"{cut} cut off")
+
+    def is_damage(self, error: OSError) -> bool:
+        """Whether a failed read speaks of the file, not of the way to it."""
+        return error.errno == errno.ENOENT or (error.errno in DAMAGE and not self.storage.is_remote)
 
     def kind(self, file: str) -> Kind | None:
         return self.entries[file].kind if self.entries and file in self.entries else None

@@ -49,7 +49,7 @@ class PacelineSide:
         self.loss = float("nan")
 
     def run(self, steps: int) -> None:
-        self.session.start_step, self.session.steps = self.done, self.done + steps
+        self.session.start.step, self.session.steps = self.done, self.done + steps
         outcome = train(self.session, self.policy, self.observer, self.timers)
         self.done += steps
         self.loss = outcome.loss if outcome.loss is not None else float("nan")

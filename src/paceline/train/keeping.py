@@ -23,6 +23,7 @@ from paceline.run.directory import RunDirectory
 from paceline.train.certificate import certify, describe
 from paceline.train.keep import Keeper, Voice
 from paceline.train.observe import RunObserver
+from paceline.train.resume import is_imported
 from paceline.train.session import Session
 from paceline.train.state import TrainingState
 from paceline.train.step import StepResult
@@ -85,7 +86,7 @@ def make_keeper(
     )  # fmt: skip
     keeper = Keeper(
         saver, Schedule.of(section, now=time.monotonic(), ranks=world.world_size), state.own, head, voice, place=place,
-        certify=first_after_resume if manifest is not None and session.is_writer else None,
+        certify=first_after_resume if manifest and not is_imported(manifest) and session.is_writer else None,
         rank=world.rank, last_step=session.steps, start_step=session.start_step,
         timeout_seconds=float(section.storage_timeout), best_of=best_name,
         best=None if manifest is None else manifest.state.get(BEST_EVAL),

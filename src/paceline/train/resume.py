@@ -201,7 +201,7 @@ def _load(
 
 def _fill(state: TrainingState, found: Found, manifest: Manifest, section: CheckpointSection, *, own: bool) -> None:
     """Tensors first, in place; a checkpoint of weights alone (an imported one) leaves the moments at zero."""
-    only_weights = not own and not any(name.startswith(f"{OPTIMIZER}/") for name in manifest.tensors)
+    only_weights = not own and is_imported(manifest)
     buffers = [] if only_weights else state.buffers(state.rank % max(1, manifest.world_size))
     wanted = [*state.weights(), *([] if only_weights else state.moments()), *buffers]
     load_tensors(
@@ -213,6 +213,11 @@ def _fill(state: TrainingState, found: Found, manifest: Manifest, section: Check
     if not only_weights:
         state.restore_shared(manifest.state)
     state.publish()
+
+
+def is_imported(manifest: Manifest) -> bool:
+    """Whether it holds weights alone, made from a plain file: a beginning, not a moment of a run."""
+    return OPTIMIZER not in manifest.state
 
 
 def _started(start: Start, source: Source, manifest: Manifest, seconds: float) -> Start:

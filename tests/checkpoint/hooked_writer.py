@@ -23,7 +23,7 @@ def main() -> None:
     split = sys.argv.index("--")
     kind, *values = sys.argv[1:split]
     sys.argv[1:] = sys.argv[split + 1 :]
-    {"slow": slow, "kill": kill, "fail-odd": fail_odd, "limit": limit}[kind](*values)
+    {"slow": slow, "kill": kill, "fail-odd": fail_odd, "fail-rank": fail_rank, "limit": limit}[kind](*values)
     writer.main()
 
 
@@ -57,6 +57,14 @@ def fail_odd() -> None:
             state["left"] -= 1
             if state["left"] == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    storage.on_operation = hook
+
+
+def fail_rank(rank: str) -> None:
+    def hook(operation: str, path: str) -> None:
+        if operation == "write" and f"rank-{int(rank):05d}" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     storage.on_operation = hook
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import msgspec
 from paceline.checkpoint.exchange import KeyValueStore
 from paceline.checkpoint.link import Closed, Link
 from paceline.checkpoint.messages import FromWriter
-from paceline.checkpoint.writer_process import WriterProcess, connect, publish
+from paceline.checkpoint.writer_process import Address, WriterProcess, connect, find, publish
 
 
 class WorldLike(Protocol):
@@ -44,10 +45,13 @@ class HostLink:
         world: WorldLike,
         store: KeyValueStore,
         prefix: str,
+        place: str,
         command: Sequence[str],
         greet: Callable[[], list[tuple[msgspec.Struct, int | None]]],
         timeout: float,
     ) -> None:
+        self._place = place
+        self._node = world.node_rank
         self._starts = world.local_rank == 0
         self._store = store
         self._prefix = f"{prefix}/writer/{world.node_rank}"
@@ -57,6 +61,7 @@ class HostLink:
         self._link: Link[FromWriter] | None = None
         self._process: WriterProcess | None = None
         self._generation = 0
+        self._first_save = 0
 
     @property
     def is_open(self) -> bool:
@@ -66,16 +71,19 @@ class HostLink:
         """Have a connection: to the writer there is, or to a new one that serves save `number` and those after it.
 
         Raises:
+            OSError: the new writer could not be started, or is gone already.
             Stalled: local rank 0 started none in time.
         """
         while not self.is_open:
+            self.close()
             self._generation += 1
             try:
                 self._start(number) if self._starts else self._connect()
                 for message, descriptor in self._greet():
                     self.send(message, descriptor)
             except OSError:
-                if self._starts:
+                # One that served earlier saves only has a successor; the one that this save waits for has not.
+                if self._first_save >= number:
                     raise
 
     def reopen(self, number: int) -> bool:
@@ -83,8 +91,9 @@ class HostLink:
         key = f"{self._prefix}/{self._generation + 1}"
         if self._starts or self.is_open or not self._store.check([key]):
             return False
-        self.open(number)
-        return self._first_save <= number
+        with contextlib.suppress(OSError):
+            self.open(number)
+        return self.is_open and self._first_save <= number
 
     def send(self, message: msgspec.Struct, descriptor: int | None = None) -> None:
         """Raises Closed where the writer is gone."""
@@ -117,11 +126,17 @@ class HostLink:
             self._process = None
 
     def _start(self, number: int) -> None:
-        self._process = WriterProcess(self._command, number)
-        self._link = self._process.link
         self._first_save = number
-        publish(self._store, f"{self._prefix}/{self._generation}", self._process.address)
+        key = f"{self._prefix}/{self._generation}"
+        try:
+            self._process = WriterProcess(self._command, self._place, self._node, number)
+        except OSError:
+            publish(self._store, key, Address("", number))  # so that nobody waits for it
+            raise
+        self._link = self._process.link
+        publish(self._store, key, self._process.address)
 
     def _connect(self) -> None:
-        self._link, address = connect(self._store, f"{self._prefix}/{self._generation}", self._timeout)
+        address = find(self._store, f"{self._prefix}/{self._generation}", self._timeout)
         self._first_save = address.first_save
+        self._link = connect(address)

@@ -6,6 +6,7 @@ Receiving never blocks. Sending does, while the other side has not read what was
 from __future__ import annotations
 
 import array
+import contextlib
 import select
 import socket
 import time
@@ -29,7 +30,7 @@ class Link(Generic[Received]):
 
     Attributes:
         descriptors: that came and nobody has taken yet.
-        closed: the other side is gone; what it had said before was still handed out.
+        closed: the other side is gone, and all that it had said before was handed out.
     """
 
     def __init__(self, connection: socket.socket, decoder: msgspec.json.Decoder[Received]) -> None:
@@ -62,7 +63,9 @@ class Link(Generic[Received]):
                 except BlockingIOError:
                     self._await_room(deadline)
         except OSError as error:
-            self.closed = True
+            # What the other side had said before it went is still to be read: `receive` finds the end.
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
             raise Closed(str(error)) from None
 
     def receive(self) -> list[Received]:

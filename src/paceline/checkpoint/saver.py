@@ -5,6 +5,7 @@ No collective is called: the ranks of a host share its writer, hosts share the r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -88,7 +89,7 @@ class Saver:
         # Every rank makes its savers in the same order, so that their numbers in this store agree.
         self._prefix = f"checkpoint/{self._store.add(f'checkpoint/savers/{world.rank}', 1)}"
         self._token = f"{run_id}/{attempt}/{self._prefix}"
-        self._host = HostLink(world, self._store, self._prefix, command, self._greeting, timeout_seconds)
+        self._host = HostLink(world, self._store, self._prefix, storage_place, command, self._greeting, timeout_seconds)
         self._stage: Stage | None = None
         self._kinds: dict[str, TensorKind] = {}
         self._last: Staged | None = None
@@ -117,7 +118,9 @@ class Saver:
             self._kinds = {p.name: TensorKind(p.dtype, p.shape) for pieces in everyone for p in pieces}
             self._store.set(f"{self._prefix}/host", os.uname().nodename)
         self._stage = Stage(plan_images(everyone)[world.rank], self._placed)
-        self._host.open(1)
+        # Where it cannot be started, each save says so.
+        with contextlib.suppress(OSError):
+            self._host.open(1)
 
     def busy(self) -> bool:
         """Whether this host still works on the last save. Never blocks."""
@@ -142,7 +145,6 @@ class Saver:
         self.prepare()
         number = self._number + 1
         self._tell(Event(state="requested", step=head.step, number=number))
-        self._host.open(number)
         self._staged().copy()
         self._last = Staged(
             number=number, step=head.step, began=began, own=own, head=head if self._world.rank == 0 else None
@@ -233,7 +235,12 @@ class Saver:
 
     def _send_last(self) -> None:
         self._in_flight, self._next_said, self._unraised = True, False, None
-        self._phase = "waiting for the writer"
+        self._phase = "starting the writer"
+        try:
+            self._host.open(self._number)
+        except OSError as error:
+            self._hear(self._writer_ended(f"could not be reached: {error}"))
+            return
         self._send(self._last)
 
     def _say_next(self, result: NextStep | None) -> None:

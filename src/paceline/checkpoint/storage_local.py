@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import importlib
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from paceline.checkpoint.storage import READ_SLICE_BYTES, WRITE_SLICE_BYTES, Entry, Kind, announce, checked_name, slices
+from paceline.checkpoint.storage import READ_SLICE_BYTES, Entry, Kind, announce, checked_name
+from paceline.checkpoint.storage_write import write_parts
 from paceline.errors import JobError, NoCheckpoint, PacelineError
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _REMOVE_FIRST = ("COMMIT", "manifest.json")
-_START_WRITING = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h
 
 
 class LocalStorage:
@@ -82,7 +79,7 @@ class LocalStorage:
         handle = os.open(path, _NEW_FILE, 0o666)
         try:
             try:
-                written = _write_parts(handle, path, parts)
+                written = write_parts(handle, path, parts)
                 if written != size:
                     raise ValueError(f"{path}: {written} bytes were given, {size} announced")
                 announce("sync", path)
@@ -228,23 +225,6 @@ def _entry(found: os.DirEntry[str]) -> Entry:
     return Entry("file", found.stat(follow_symlinks=False).st_size)
 
 
-def _write_parts(handle: int, path: str, parts: Iterable[bytes | bytearray | memoryview]) -> int:
-    """Write the parts, and let the disk begin with each slice while the next one is being made."""
-    begin = 0
-    for part in parts:
-        for view in slices(part, WRITE_SLICE_BYTES):
-            announce("write", path)
-            _write_all(handle, view)
-            start_writing(handle, begin, len(view))
-            begin += len(view)
-    return begin
-
-
-def _write_all(handle: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(handle, view) :]
-
-
 def _read_slices(handle: int, begin: int, end: int) -> Iterator[bytes]:
     while begin < end:
         data = os.pread(handle, min(READ_SLICE_BYTES, end - begin), begin)
@@ -252,26 +232,6 @@ def _read_slices(handle: int, begin: int, end: int) -> Iterator[bytes]:
             return
         yield data
         begin += len(data)
-
-
-def start_writing(handle: int, begin: int, size: int) -> None:
-    """Let the disk begin to write these bytes of a file, without waiting; nothing where the system has no such call."""
-    call = _sync_file_range()
-    if call is not None and size:
-        call(handle, begin, size, _START_WRITING)
-
-
-@functools.cache
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    ctypes = importlib.import_module("ctypes")
-    try:
-        call: Callable[[int, int, int, int], int] = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError):
-        return None
-    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]  # type: ignore[attr-defined]
-    return call
 
 
 def _sync_folder(path: str) -> None:

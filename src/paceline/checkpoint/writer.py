@@ -33,10 +33,11 @@ SEND_SECONDS = 5.0
 class Writer:
     """Listens to the ranks in the calling thread and saves in another one."""
 
-    def __init__(self, listener: socket.socket, first: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, first: socket.socket, lock: int | None) -> None:
         self._listener = listener
         self._set_up: SetUp | None = None
-        self._lock: int | None = None
+        self._lock = lock
+        self._is_alone = False
         self._links: dict[Link[FromRank], int | None] = {}
         self._buffers: dict[int, Buffer] = {}
         self._gone: set[int] = set()
@@ -86,8 +87,6 @@ class Writer:
             self._drop(link)
 
     def _drop(self, link: Link[FromRank]) -> None:
-        if link not in self._links:
-            return
         rank = self._links.pop(link)
         self._selector.unregister(link)
         link.close()
@@ -145,9 +144,12 @@ class Writer:
             self._tell(Done(save.inbox.number))
 
     def _take_lock(self) -> bool:
-        if self._lock is not None or self._set_up is None:
+        """Be the only writer of this host in the place; True the first time."""
+        if self._is_alone or self._set_up is None:
             return False
-        self._lock = writer_lock.take(self._set_up.place, self._set_up.node, self._set_up.timeout_seconds)
+        if self._lock is None:
+            self._lock = writer_lock.take(self._set_up.place, self._set_up.node, self._set_up.timeout_seconds)
+        self._is_alone = True
         return True
 
     def _tell(self, message: FromWriter) -> None:
@@ -166,10 +168,9 @@ class Writer:
                 self._send_to(link, message)
 
     def _send_to(self, link: Link[FromRank], message: FromWriter) -> None:
-        try:
+        # One that is gone may have said something before, which is yet to be heard.
+        with contextlib.suppress(Closed):
             link.send(message, SEND_SECONDS)
-        except Closed:
-            self._drop(link)
 
 
 def _mapped(hello: Hello, descriptors: list[int]) -> Buffer:
@@ -203,13 +204,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paceline.checkpoint.writer")
     parser.add_argument("--listen", type=int, required=True)
     parser.add_argument("--first", type=int, required=True)
+    parser.add_argument("--lock", type=int)
     parser.add_argument("--cpus-of", type=int, metavar="PID", required=True)
     given = parser.parse_args()
     _take_cpus_of(given.cpus_of)
     # It ends with its ranks and not before: a scheduler that signals every process must not cost the last save.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    Writer(socket.socket(fileno=given.listen), socket.socket(fileno=given.first)).serve()
+    Writer(socket.socket(fileno=given.listen), socket.socket(fileno=given.first), given.lock).serve()
 
 
 if __name__ == "__main__":

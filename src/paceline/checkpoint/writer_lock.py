@@ -25,26 +25,43 @@ def lock_path(place: str, node: int) -> Path:
     return _folder(place) / f"{_stem(place)}{node}.lock"
 
 
+def take_now(place: str, node: int) -> int | None:
+    """The lock as an open file, to be handed to a writer that is about to start; None where it cannot be had at once.
+
+    Held before the writer runs, it leaves no moment in which a later attempt could miss a writer that has yet to begin.
+    """
+    try:
+        handle = _open(place, node)
+    except OSError:
+        return None  # the writer meets the same reason, and says it
+    if _locked(handle):
+        return handle
+    os.close(handle)
+    return None
+
+
 def take(place: str, node: int, timeout: float) -> int:
-    """Take the lock and keep it until this process ends; returns the open file.
+    """Take the lock for this process and keep it until it ends; returns the open file.
 
     Raises:
         PacelineError: another writer held it for `timeout` seconds.
         OSError: the lock file cannot be made.
     """
-    path = lock_path(place, node)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    handle = _open(place, node)
     deadline = time.monotonic() + timeout
     while not _locked(handle):
         if time.monotonic() > deadline:
-            error = _still_there(path, timeout)
             os.close(handle)
-            raise error
+            raise _still_there(lock_path(place, node), timeout)
         time.sleep(PAUSE_SECONDS)
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"{os.getpid()} {os.uname().nodename}\n".encode(), 0)
+    name_holder(handle, os.getpid())
     return handle
+
+
+def name_holder(handle: int, pid: int) -> None:
+    """Write into the lock file who holds it, for messages."""
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{pid} {os.uname().nodename}\n".encode(), 0)
 
 
 def wait_for_old_writer(place: str, timeout: float, say: Callable[[str], None]) -> None:
@@ -60,6 +77,12 @@ def wait_for_old_writer(place: str, timeout: float, say: Callable[[str], None]) 
     for path in sorted(_folder(place).glob(f"{_stem(place)}*.lock")):
         with contextlib.suppress(FileNotFoundError):
             _wait_for(path, deadline, timeout, say)
+
+
+def _open(place: str, node: int) -> int:
+    path = lock_path(place, node)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _wait_for(path: Path, deadline: float, timeout: float, say: Callable[[str], None]) -> None:

@@ -14,6 +14,7 @@ from typing import IO
 
 import msgspec
 
+from paceline.checkpoint import writer_lock
 from paceline.checkpoint.exchange import KeyValueStore, await_key
 from paceline.checkpoint.link import Link, to_writer
 from paceline.checkpoint.messages import FromWriter
@@ -23,43 +24,41 @@ BACKLOG = 128
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a writer listens (a name that begins with NUL has no file), and the first save that it serves."""
+    """Where a writer listens, and the first save that it serves. NUL at the beginning: no file; empty: it did not start."""
 
     name: str
     first_save: int
 
 
 class WriterProcess:
-    """The writer that this rank started.
+    """The writer that this rank started, for the place and the number of this host.
 
     Attributes:
         link: this rank's connection to it.
         address: where the host's other ranks find it.
     """
 
-    def __init__(self, command: Sequence[str], first_save: int) -> None:
+    def __init__(self, command: Sequence[str], place: str, node: int, first_save: int) -> None:
         listener, name = _listen()
         ours, theirs = socket.socketpair()
+        lock = writer_lock.take_now(place, node)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         with listener, theirs:
-            descriptors = [listener.fileno(), theirs.fileno()]
+            given = {"--listen": listener.fileno(), "--first": theirs.fileno(), "--lock": lock}
+            descriptors = {name: descriptor for name, descriptor in given.items() if descriptor is not None}
+            words = [str(word) for pair in descriptors.items() for word in pair]
             self.process = subprocess.Popen(
-                [
-                    *command,
-                    "--listen",
-                    str(descriptors[0]),
-                    "--first",
-                    str(descriptors[1]),
-                    "--cpus-of",
-                    str(os.getppid()),
-                ],
+                [*command, *words, "--cpus-of", str(os.getppid())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                pass_fds=descriptors,
+                pass_fds=tuple(descriptors.values()),
                 # What ends the ranks must not end the save: a session of its own hears no signal of theirs.
                 start_new_session=True,
             )
+        if lock is not None:
+            writer_lock.name_holder(lock, self.process.pid)
+            os.close(lock)
         self.link: Link[FromWriter] = to_writer(ours)
         self.address = Address(name, first_save)
 
@@ -90,22 +89,31 @@ def publish(store: KeyValueStore, key: str, address: Address) -> None:
     store.set(key, msgspec.json.encode(address))
 
 
-def connect(store: KeyValueStore, key: str, timeout: float) -> tuple[Link[FromWriter], Address]:
-    """A connection to the writer whose address is at `key`.
+def find(store: KeyValueStore, key: str, timeout: float) -> Address:
+    """What was published at `key`.
 
     Raises:
-        Stalled: local rank 0 did not start one in time.
-        OSError: it is gone already.
+        Stalled: local rank 0 did not start a writer in time.
     """
     text = await_key(store, key, timeout, "this host's local rank 0 to start the checkpoint writer")
-    address = msgspec.json.decode(text, type=Address)
+    return msgspec.json.decode(text, type=Address)
+
+
+def connect(address: Address) -> Link[FromWriter]:
+    """A connection to the writer there.
+
+    Raises:
+        OSError: it is gone already, or could not be started.
+    """
+    if not address.name:
+        raise ConnectionRefusedError("local rank 0 could not start the checkpoint writer")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(address.name)
     except OSError:
         connection.close()
         raise
-    return to_writer(connection), address
+    return to_writer(connection)
 
 
 def _listen() -> tuple[socket.socket, str]:

@@ -200,6 +200,7 @@ class Trainer:
     def _start(self, world: World, steps: int, directory: RunDirectory) -> tuple[Session, BatchPlan, Layout]:
         layout = resolve_layout(self._parallel, world.world_size, lambda key: key in self._settings)
         strategies(layout)
+        _refuse_model_axes(layout)
         plan = plan_batch(self._batch_section, layout, lambda per_rank: (per_rank, "all samples of a rank"))
         check_reduction(self._parallel, layout, plan, lambda key: key in self._settings)
         device, group = world.device, world_group(world)
@@ -218,7 +219,7 @@ class Trainer:
         # A user's module is gathered in its own type: only autocast knows which of its operations bear 16 bit.
         applied = apply_strategies(
             self.model, self._blocks(), build_mesh(layout, device), ddp=ddp_config(self._parallel),
-            fsdp=fsdp_config(self._parallel, "fp32"), group=group, device=device,
+            fsdp=fsdp_config(self._parallel, "fp32"), device=device,
             bf16_weights=transforms.parameter_dtype == "bf16",
         )  # fmt: skip
         optimizer = make_optimizer(self._optimizer, applied, transforms.offload)
@@ -226,6 +227,7 @@ class Trainer:
             self.model, self._forward, self._loss, optimizer, applied.reducer,
             group=group, prescale=1.0 / plan.global_batch, clip_norm=self._optimizer.clip_norm,
             device=device, autocast=autocast, loss_scale=loss_scale_of(precision), master=applied.master,
+            counts=layout.counts_loss(world.rank),
         )  # fmt: skip
         state = TrainingState(self.model, applied, optimizer, step.loss_scale, rank=world.rank, device=device)
         place = self._checkpoint.place(directory.path)
@@ -236,12 +238,12 @@ class Trainer:
         loader = self._loader(world, plan, layout, steps, start.step)
         session = Session(
             model=self.model, step=step, forward=self._forward, loss=self._loss, batches=loader,
-            evals={name: self._eval_set(dataset, plan, world, applied.in_step) for name, dataset in self._evals.items()},
+            evals={n: self._eval_set(d, plan, layout, world, applied.in_step) for n, d in self._evals.items()},
             schedule=lambda at: learning_rate(self._optimizer, at, steps, plan.global_batch),
             steps=steps, tokens_per_step=plan.global_batch, samples_per_step=plan.global_batch, device=device,
             world_size=world.world_size, rank=world.rank, group=group, autocast=autocast,
             wait_for_all=host_barrier(world), settle=applied.settle, whole_weights=applied.whole_weights,
-            in_step=applied.in_step, state=state, start=start,
+            in_step=applied.in_step, counts_samples=layout.counts_samples(world.rank), state=state, start=start,
             restore_random=lambda: restore_random(start, state, self._seed),
         )  # fmt: skip
         return session, plan, layout
@@ -284,11 +286,11 @@ class Trainer:
         group = world_group(world)
         if not hasattr(self._data, "__getitem__"):
             return IterableLoader(
-                self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=world.rank,
+                self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=layout.data_rank(world.rank),
                 dp_degree=layout.dp, steps=steps, agree=lambda has: gather_objects(has, group), start_step=start_step,
             )  # fmt: skip
         return Loader(
-            self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=world.rank,
+            self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=layout.data_rank(world.rank),
             dp_degree=layout.dp, seed=self._seed, steps=steps, workers=self._workers, start_step=start_step,
         )  # fmt: skip
 
@@ -299,11 +301,14 @@ class Trainer:
         lists = [m for m in self.model.children() if isinstance(m, nn.ModuleList | nn.ModuleDict)]
         return [block for held in lists for block in held.children()]
 
-    def _eval_set(self, dataset: Any, plan: BatchPlan, world: World, in_step: bool) -> Callable[[], Iterator[Batch]]:
+    def _eval_set(
+        self, dataset: Any, plan: BatchPlan, layout: Layout, world: World, in_step: bool
+    ) -> Callable[[], Iterator[Batch]]:
         def batches() -> Iterator[Batch]:
             for batch in eval_batches(
-                dataset, microbatch=plan.microbatch, dp_rank=world.rank, dp_degree=world.world_size, in_step=in_step
-            ):
+                dataset, microbatch=plan.microbatch, dp_rank=layout.data_rank(world.rank), dp_degree=layout.dp,
+                in_step=in_step,
+            ):  # fmt: skip
                 yield on_device(batch, world.device)
 
         return batches
@@ -407,6 +412,18 @@ def _require_doubles(model: nn.Module) -> None:
             key="parallel.precision",
             hint="Give the Trainer model.double() and data in float64.",
         )
+
+
+def _refuse_model_axes(layout: Layout) -> None:
+    for axis in ("tp", "cp", "pp"):
+        if layout.degrees()[axis] > 1:
+            raise JobError(
+                f"{axis} = {layout.degrees()[axis]} needs a model whose parts say how they are split, and a module of "
+                "one's own has no such table",
+                key=f"parallel.{axis}",
+                values={axis: layout.degrees()[axis]},
+                hint="Split its weights with dp_shard, or train a model of the catalogue with `paceline train`.",
+            )
 
 
 def _refuse_loader_worker() -> None:

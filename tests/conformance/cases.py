@@ -125,7 +125,7 @@ def train(rank: int, world_size: int, case: Case, steps: int, extra: Sequence[st
     device = torch.device("cpu")
     group = dist.group.WORLD if world_size > 1 else None
     mesh = build_mesh(resolved.layout, device)
-    model, applied = build_model(resolved, mesh, group, device)
+    model, applied = build_model(resolved, mesh, device)
     forward, loss = language_functions(resolved.spec, 0)
     reducer = applied.reducer
     optimizer = build_optimizer(resolved.job.optimizer, applied.parameters)

@@ -73,7 +73,7 @@ def make_sharded_step(
     cpu, world = torch.device("cpu"), dist.get_world_size()
     layout = Layout(dp_replicate=sharding.replicas, dp_shard=world // sharding.replicas)
     applied = apply_strategies(
-        model, blocks, build_mesh(layout, cpu), ddp=DdpConfig(), group=dist.group.WORLD, device=cpu,
+        model, blocks, build_mesh(layout, cpu), ddp=DdpConfig(), device=cpu,
         fsdp=FsdpConfig(sharding.stage, reduce_every_microbatch=sharding.every_microbatch),
     )  # fmt: skip
     section = optimizer or OptimizerSection(name="sgd", weight_decay=0.0)

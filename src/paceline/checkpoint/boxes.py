@@ -42,6 +42,16 @@ class Placement(NamedTuple):
         rest = (0,) * (len(extent) - 1)
         return cls(Box((begin, *rest), (min(each, extent[0] - begin), *extent[1:])), extent)
 
+    def within(self, outer: Placement) -> Placement:
+        """This part of a part: `outer` places in the whole tensor what this one takes as the whole."""
+        offset = tuple(a + b for a, b in zip(outer.box.offset, self.box.offset, strict=True))
+        return Placement(Box(offset, self.box.shape), outer.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index of the whole tensor."""
+        return tuple(slice(at, at + extent) for at, extent in zip(self.box.offset, self.box.shape, strict=True))
+
 
 class Overlap(NamedTuple):
     """The part that two boxes share: where it begins in each of them, and its extent."""

@@ -41,15 +41,17 @@ def initial_weights(model: nn.Module, spec: ModelSpec, seed: int) -> Iterator[tu
         JobError: the model has a parameter that the spec does not list, or of another shape.
     """
     known = {p.name: p for p in parameters(spec)}
-    # The names are taken first: whoever reads the values may put others in their place.
-    for name, shape in [(n, tuple(p.shape)) for n, p in model.named_parameters()]:
+    # The names are taken now: whoever reads the values may have split the model by then.
+    names = [n for n, _ in model.named_parameters()]
+    for name, parameter in model.named_parameters():
+        shape = tuple(parameter.shape)
         if name not in known or shape != known[name].shape:
             raise JobError(
                 f"parameter {name} of shape {shape} is not the model's of [model]",
                 key="model",
                 values={"name": name, "shape": shape},
             )
-        yield name, initial_tensor(known[name], spec, seed)
+    return ((name, initial_tensor(known[name], spec, seed)) for name in names)
 
 
 def initialise(model: nn.Module, spec: ModelSpec, seed: int, device: torch.device | str) -> None:

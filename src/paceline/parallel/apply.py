@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from paceline.checkpoint.boxes import Placement
 from paceline.parallel.ddp.apply import BucketReducer, LocalReducer
 from paceline.parallel.ddp.config import DdpConfig
-from paceline.parallel.fsdp.config import AXIS, FsdpConfig
-from paceline.parallel.mesh import Mesh
+from paceline.parallel.fsdp.config import FsdpConfig
+from paceline.parallel.mesh import REPLICAS, SHARDS, TOKENS, Mesh
 from paceline.parallel.precision.master import MasterWeights
 from paceline.parallel.reducer import Reducer
 from paceline.parallel.registry import strategies
+from paceline.parallel.split import ModelSplit, SplitReducer, WholeWeights
 
 Named = Iterable[tuple[str, Tensor]]
 
@@ -50,41 +51,33 @@ def apply_strategies(
     *,
     ddp: DdpConfig,
     fsdp: FsdpConfig,
-    group: dist.ProcessGroup | None,
     device: torch.device,
     initial: Named | None = None,
     bf16_weights: bool = False,
+    split: ModelSplit | None = None,
 ) -> Applied:
-    """Put a model under the strategies of a mesh's layout, in place.
+    """Put a model under the data strategies of a mesh's layout, in place.
 
     Args:
         model: on `device`; or on the meta device, and then it is given `initial`.
         blocks: its repeated parts, each of which a strategy may treat as a unit.
         mesh: of the layout.
         ddp, fsdp: settings of the strategies.
-        group: all data ranks; None for one.
         device: where this rank computes.
         initial: name and whole value of each parameter, made one at a time.
         bf16_weights: replicas compute with bf16 weights; their fp32 masters are updated.
+        split: how the model's own axes have cut it before; None where they have not.
     """
-    if "fsdp" not in strategies(mesh.layout) or group is None:
+    if split is not None and initial is not None:
+        initial = split.cut(initial)
+    if "fsdp" in strategies(mesh.layout):
+        applied, reduced, copies = _sharded(model, blocks, mesh, fsdp, device, initial)
+    else:
         if initial is not None:
             place(model, initial, device)
-        return _replicated(model, group, ddp, MasterWeights(model) if bf16_weights else None)
-    # torch's sharding takes a second to load, which runs without it should not wait for.
-    from paceline.parallel.fsdp.apply import ShardedReducer, shard_model, whole_tensors
-
-    sharded = shard_model(model, blocks, mesh, fsdp, device, initial)
-    shards = mesh.group(AXIS)
-    assert shards is not None
-    return Applied(
-        parameters=sharded.named_handles(),
-        reducer=ShardedReducer(sharded, mesh, fsdp, group),
-        in_step=True,
-        placements=sharded.placements(dist.get_rank(shards), dist.get_world_size(shards)),
-        whole_weights=lambda: whole_tensors(sharded, shards),
-        settle=sharded.reshard,
-    )
+        master = MasterWeights(model) if bf16_weights else None
+        applied, reduced, copies = _replicated(model, mesh, ddp, master)
+    return applied if split is None else _joined(applied, reduced, copies, split, device)
 
 
 def place(model: nn.Module, initial: Named, device: torch.device) -> None:
@@ -105,16 +98,69 @@ def make_reducer(model: nn.Module, group: dist.ProcessGroup | None, config: DdpC
     return LocalReducer(model.parameters()) if group is None else BucketReducer(model.parameters(), group, config)
 
 
-def _replicated(
-    model: nn.Module, group: dist.ProcessGroup | None, config: DdpConfig, master: MasterWeights | None
-) -> Applied:
-    named = {**dict(model.named_parameters()), **({} if master is None else dict(master.named))}
-    return Applied(
+_Under = tuple[Applied, Mapping[str, nn.Parameter], Mapping[str, int]]
+"""A model under data strategies; what its reduced gradients are on; data ranks that hold the same part of each of them."""
+
+
+def _sharded(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    mesh: Mesh,
+    config: FsdpConfig,
+    device: torch.device,
+    initial: Named | None,
+) -> _Under:
+    # torch's sharding takes a second to load, which runs without it should not wait for.
+    from paceline.parallel.fsdp.apply import ShardedReducer, shard_model, whole_tensors
+
+    sharded = shard_model(model, blocks, mesh, config, device, initial)
+    shards = mesh.group(*SHARDS)
+    assert shards is not None
+    handles = sharded.named_handles()
+    applied = Applied(
+        parameters=handles,
+        reducer=ShardedReducer(sharded, mesh, config),
+        in_step=True,
+        placements=sharded.placements(dist.get_rank(shards), dist.get_world_size(shards)),
+        whole_weights=lambda: whole_tensors(sharded, shards),
+        settle=sharded.reshard,
+    )
+    whole = {name for name, _ in sharded.whole}
+    copies = {name: mesh.degree(*TOKENS) if name in whole else mesh.degree("dp_replicate") for name, _ in handles}
+    return applied, dict(handles), copies
+
+
+def _replicated(model: nn.Module, mesh: Mesh, config: DdpConfig, master: MasterWeights | None) -> _Under:
+    own = dict(model.named_parameters())
+    named = {**own, **({} if master is None else dict(master.named))}
+    applied = Applied(
         parameters=list(named.items()),
-        reducer=make_reducer(model, group, config),
+        reducer=make_reducer(model, mesh.group(*REPLICAS), config),
         in_step=False,
         placements={name: Placement.whole(p.shape) for name, p in named.items()},
         whole_weights=lambda: iter(sorted((n, p.detach()) for n, p in named.items())),
         settle=lambda: None,
         master=master,
+    )
+    return applied, own, dict.fromkeys(own, mesh.degree(*REPLICAS))
+
+
+def _joined(
+    applied: Applied,
+    reduced: Mapping[str, nn.Parameter],
+    copies: Mapping[str, int],
+    split: ModelSplit,
+    device: torch.device,
+) -> Applied:
+    """Parts of parts: placements in the whole tensors, sums and the norm over the model's axes too."""
+    world = dist.group.WORLD
+    assert world is not None
+    placements = {name: part.within(split.placements[name]) for name, part in applied.placements.items()}
+    all_copies = {name: count * split.copies.get(name, 1) for name, count in copies.items()}
+    return replace(
+        applied,
+        reducer=SplitReducer(applied.reducer, reduced, split, all_copies, world=world, device=device),
+        in_step=True,
+        placements=placements,
+        whole_weights=WholeWeights(dict(applied.parameters), placements, world, device),
     )

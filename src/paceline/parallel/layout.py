@@ -15,7 +15,10 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes from the slowest to the fastest varying: neighbours in `tp` are neighbours in rank."""
 
 DATA_AXES = "dp"
-"""`dp_replicate` and `dp_shard` together: the ranks that share one loss."""
+"""`dp_replicate` and `dp_shard` together: the ranks that read samples of their own."""
+
+MODEL_AXES = ("pp", "cp", "tp")
+"""Axes that split one replica's model or sequences: their ranks read the same samples."""
 
 Place = Literal["inside a node", "across nodes", "both"]
 
@@ -41,6 +44,31 @@ class Layout(msgspec.Struct, frozen=True):
     def degrees(self) -> dict[str, int]:
         return {axis: getattr(self, axis) for axis in AXES}
 
+    def split_axes(self) -> tuple[str, ...]:
+        """Axes of more than one rank."""
+        return tuple(axis for axis, degree in self.degrees().items() if degree > 1)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands on each axis."""
+        found = {}
+        for axis in reversed(AXES):
+            rank, found[axis] = divmod(rank, self.degrees()[axis])
+        return {axis: found[axis] for axis in AXES}
+
+    def data_rank(self, rank: int) -> int:
+        """Which of the `dp` slices of the global batch a rank reads: the same one for all ranks of a model."""
+        at = self.coordinates(rank)
+        return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
+
+    def counts_loss(self, rank: int) -> bool:
+        """Whether a rank adds its loss and weight to the sum: last stage, and one of those that compute the same loss."""
+        at = self.coordinates(rank)
+        return at["tp"] == 0 and at["pp"] == self.pp - 1
+
+    def counts_samples(self, rank: int) -> bool:
+        """Whether a rank speaks for the samples of its data rank."""
+        return self.counts_loss(rank) and self.coordinates(rank)["cp"] == 0
+
     def place(self, axis: str, ranks_per_node: int) -> Place:
         """Whether the ranks that share an axis are on one node, each on another one, or some of both.
 
@@ -59,6 +87,15 @@ class Layout(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         named = [f"{axis}={degree}" for axis, degree in self.degrees().items() if degree > 1]
         return " ".join(named) or "one rank"
+
+
+def axes_name(axes: tuple[str, ...]) -> str:
+    """How the group of several axes is called: `dp` for both data axes, else the names with a plus between."""
+    ordered = [axis for axis in AXES if axis in axes]
+    if "dp_replicate" in ordered and "dp_shard" in ordered:
+        at = ordered.index("dp_replicate")
+        ordered[at : at + 2] = [DATA_AXES]
+    return "+".join(ordered)
 
 
 def resolve_layout(parallel: ParallelSection, world_size: int, is_set: Callable[[str], bool]) -> Layout:

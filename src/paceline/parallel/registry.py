@@ -8,6 +8,7 @@ from paceline.parallel.layout import AXES, Layout
 STRATEGY_OF_AXIS: dict[str, str] = {
     "dp_replicate": "ddp",
     "dp_shard": "fsdp",
+    "tp": "tensor",
 }
 """Axis -> strategy: the package `paceline.parallel.<strategy>`."""
 

@@ -37,12 +37,14 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[Any]],
     wait_for_all: Callable[[], None],
     settle: Callable[[], None] = lambda: None,
+    counts: bool = True,
 ) -> Evaluation:
     """Evaluate on this rank's batches, which may be none, and agree on the result.
 
     The number of collectives is one. Ranks may drift apart by more than a collective's timeout while they evaluate, so
     `wait_for_all` (a barrier on the host, with a limit of its own) comes first. Where a forward pass is a collective, the
     batches are as many on all ranks, some of them `Filler`; `settle` gives back what strategies left gathered.
+    A rank that does not count has the same batches as one that does.
 
     Compiled blocks run eagerly here: one more graph per shape would cost more than it saves.
     """
@@ -53,7 +55,7 @@ def evaluate(
         with torch.no_grad(), eagerly(), autocast():
             for batch in batches:
                 loss_sum, weight = loss(forward(model, batch), batch)
-                if isinstance(batch, Filler):
+                if isinstance(batch, Filler) or not counts:
                     continue
                 total += torch.stack([loss_sum.double(), torch.as_tensor(weight, device=device).double()])
     finally:

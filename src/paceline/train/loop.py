@@ -187,7 +187,7 @@ def _too_many_bad_steps(result: StepResult, bad_in_a_row: int, policy: Policy, s
 
 
 def _record_samples(session: Session, observer: Observer, microbatches: list[Batch], step: int) -> None:
-    own = [int(i) for batch in microbatches for i in batch["sample_ids"].tolist()]
+    own = [int(i) for batch in microbatches for i in batch["sample_ids"].tolist()] if session.counts_samples else []
     ids = sorted(i for ids in gather_objects(own, session.group) for i in ids)
     if session.is_writer:
         observer.write(Samples(step=step + 1, ids=ids))
@@ -201,6 +201,7 @@ def _evaluate_all(session: Session, observer: Observer, outcome: Outcome) -> dic
         result = evaluate(
             session.model, session.forward, session.loss, batches(), group=session.group, device=session.device,
             autocast=session.autocast, wait_for_all=session.wait_for_all, settle=session.settle,
+            counts=session.step.counts,
         )  # fmt: skip
         outcome.evals[name] = result.loss
         if session.is_writer:

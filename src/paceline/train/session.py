@@ -48,7 +48,8 @@ class Session:
         restore_random: puts the random generators where they were at the save; called last before the first step.
         tokens_per_step, samples_per_step: over all ranks.
         flop_per_token, peak_flop_per_second: for MFU; 0 or None where unknown. The peak is one rank's.
-        group: the ranks that share the loss; None for one rank.
+        group: all ranks; None for one.
+        counts_samples: whether this rank speaks for the samples that it reads; ranks that split a model read the same.
         settle: gives back what forward passes without a backward left gathered.
         whole_weights: every parameter whole, by name in sorted order, one at a time; all ranks iterate alike.
         in_step: whether a forward pass is a collective, which all ranks must run equally often.
@@ -81,6 +82,7 @@ class Session:
     settle: Callable[[], None] = lambda: None
     whole_weights: Callable[[], Iterator[tuple[str, Tensor]]] = lambda: iter(())
     in_step: bool = False
+    counts_samples: bool = True
     notes: list[str] = field(default_factory=list)
 
     @property

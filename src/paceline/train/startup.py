@@ -35,6 +35,7 @@ from paceline.parallel.offload.apply import offloaded_adamw
 from paceline.parallel.offload.config import OffloadConfig
 from paceline.parallel.precision.apply import DTYPES, autocast_of, loss_scale_of
 from paceline.parallel.recompute.apply import recompute_blocks
+from paceline.parallel.split import ModelSplit
 from paceline.train import random_state
 from paceline.train.language import language_functions
 from paceline.train.resume import Start, restore_random
@@ -61,7 +62,7 @@ def build_session(
         raise ValueError("a run in epochs is resolved with its samples first")
     _check_vocabulary(resolved, data)
     device, group = world.device, world_group(world)
-    model, applied = build_model(resolved, build_mesh(resolved.layout, device), group, device)
+    model, applied = build_model(resolved, build_mesh(resolved.layout, device), device)
     transforms = resolved.transforms
     forward, loss = language_functions(resolved.spec, job.run.seed, chunk_tokens=transforms.loss_chunk_tokens)
     autocast = autocast_of(resolved.precision, device, transforms.parameter_dtype)
@@ -70,13 +71,14 @@ def build_session(
         model, forward, loss, optimizer, applied.reducer,
         group=group, prescale=1.0 / resolved.tokens_per_step, clip_norm=job.optimizer.clip_norm,
         device=device, autocast=autocast, loss_scale=loss_scale_of(resolved.precision), master=applied.master,
+        counts=resolved.layout.counts_loss(world.rank),
     )  # fmt: skip
     state = TrainingState(model, applied, optimizer, step.loss_scale, rank=world.rank, device=device)
     start = begin(state)
     loader = Loader(
         data.train, global_batch=resolved.batch.global_batch, microbatch=resolved.batch.microbatch,
-        dp_rank=world.rank, dp_degree=resolved.layout.dp, seed=job.run.seed, steps=steps, workers=job.data.workers,
-        start_step=start.step,
+        dp_rank=resolved.layout.data_rank(world.rank), dp_degree=resolved.layout.dp, seed=job.run.seed, steps=steps,
+        workers=job.data.workers, start_step=start.step,
     )  # fmt: skip
     return Session(
         model=model, step=step, forward=forward, loss=loss, batches=loader,
@@ -90,6 +92,7 @@ def build_session(
         batch_needs_step=resolved.spec.dropout > 0 or resolved.spec.attention_dropout > 0,
         state=state, start=start, restore_random=lambda: _set_random(start, state, job.run.seed),
         notes=loader.notes, settle=applied.settle, whole_weights=applied.whole_weights, in_step=applied.in_step,
+        counts_samples=resolved.layout.counts_samples(world.rank),
     )  # fmt: skip
 
 
@@ -101,24 +104,28 @@ def _set_random(start: Start, state: TrainingState, seed: int) -> None:
         restore_random(start, state, seed)
 
 
-def build_model(
-    resolved: Resolved, mesh: Mesh, group: dist.ProcessGroup | None, device: torch.device
-) -> tuple[nn.Module, Applied]:
+def build_model(resolved: Resolved, mesh: Mesh, device: torch.device) -> tuple[nn.Module, Applied]:
     """The decoder with its initial weights on `device`, its blocks compiled where the job says so, under its strategies."""
     with torch.device("meta"):
         model = Decoder(resolved.spec)
     if resolved.precision == "fp64":
         model = model.double()
+    initial = initial_weights(model, resolved.spec, resolved.job.run.seed)
+    split = split_model(model, mesh)
     blocks = list(model.blocks.values())
     recompute_blocks(blocks, resolved.transforms.recompute)
     if resolved.compile:
         compile_blocks(blocks)
     applied = apply_strategies(
-        model, blocks, mesh, ddp=resolved.ddp, fsdp=resolved.fsdp, group=group, device=device,
-        initial=initial_weights(model, resolved.spec, resolved.job.run.seed),
+        model, blocks, mesh, ddp=resolved.ddp, fsdp=resolved.fsdp, device=device, initial=initial, split=split,
         bf16_weights=resolved.transforms.parameter_dtype == "bf16",
     )  # fmt: skip
     return model, applied
+
+
+def split_model(model: nn.Module, mesh: Mesh) -> ModelSplit | None:
+    """Cut the decoder over the axes that the ranks of one model share, in place; None where there are none."""
+    return None
 
 
 def make_optimizer(section: OptimizerSection, applied: Applied, offload: OffloadConfig) -> torch.optim.Optimizer:
@@ -154,8 +161,8 @@ def _check_vocabulary(resolved: Resolved, data: PreparedData) -> None:
 def _eval_set(dataset: TokenDataset, resolved: Resolved, world: World, in_step: bool) -> Callable[[], Iterable[Batch]]:
     def batches() -> Iterator[Batch]:
         for batch in eval_batches(
-            dataset, microbatch=resolved.batch.microbatch, dp_rank=world.rank, dp_degree=resolved.layout.dp,
-            limit=int(resolved.job.data.eval_sequences), in_step=in_step,
+            dataset, microbatch=resolved.batch.microbatch, dp_rank=resolved.layout.data_rank(world.rank),
+            dp_degree=resolved.layout.dp, limit=int(resolved.job.data.eval_sequences), in_step=in_step,
         ):  # fmt: skip
             yield on_device(batch, world.device)
 

@@ -65,13 +65,14 @@ class TrainStep:
         forward, loss: the user's two functions; `loss` returns (sum, weight).
         optimizer: over the parameter handles taken after wrapping.
         reducer: sums gradients over the data ranks.
-        group: the ranks that share the loss, or None for one rank.
+        group: all ranks, or None for one.
         prescale: the constant c, usually 1 / (global_batch x sequence_length).
         clip_norm: 0 turns clipping off.
         autocast: a context for forward and loss, such as bf16 autocast.
         device: where scalars live.
         loss_scale: fp16's, which the step raises and lowers.
         master: the weights that the optimizer updates where the model's are rounded from them.
+        counts: whether this rank's loss sum and weight enter those of all ranks; not where another one has the same.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class TrainStep:
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         loss_scale: LossScale | None = None,
         master: MasterWeights | None = None,
+        counts: bool = True,
     ) -> None:
         self.model = model
         self.forward = forward
@@ -102,6 +104,7 @@ class TrainStep:
         self.autocast = autocast
         self.loss_scale = loss_scale
         self.master = master
+        self.counts = counts
         self.parameters = [p for g in optimizer.param_groups for p in g["params"]]
 
     def __call__(
@@ -137,7 +140,9 @@ class TrainStep:
     def _forward(self, batch: Batch, totals: Tensor) -> Tensor:
         with self.autocast():
             loss_sum, weight = self.loss(self.forward(self.model, batch), batch)
-        totals[:2] += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, device=self.device).double()])
+        if self.counts:
+            weight = torch.as_tensor(weight, device=self.device).double()
+            totals[:2] += torch.stack([loss_sum.detach().double(), weight])
         return loss_sum * self._scale
 
     @property

@@ -20,8 +20,8 @@ from paceline.checkpoint.boxes import Placement
 from paceline.optim.clip import gradient_norm
 from paceline.parallel.ddp.apply import BucketReducer
 from paceline.parallel.ddp.config import DdpConfig
-from paceline.parallel.fsdp.config import AXIS, REPLICA_AXIS, FsdpConfig
-from paceline.parallel.mesh import Mesh
+from paceline.parallel.fsdp.config import FsdpConfig
+from paceline.parallel.mesh import SHARDS, TOKENS, Mesh
 
 GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -87,10 +87,7 @@ def shard_model(
         device: where the parts live.
         initial: name and whole value of each parameter, taken one at a time; this rank's part is kept.
     """
-    if mesh.device_mesh is None:
-        raise ValueError("a mesh without dp_shard splits nothing")
-    axes = (REPLICA_AXIS, AXIS) if mesh.layout.dp_replicate > 1 else (AXIS,)
-    data_mesh = mesh.device_mesh[axes]
+    data_mesh = mesh.state_mesh()
     blocks = list(blocks)
     whole = _kept_whole(model, blocks)
     ignored = {parameter for _, parameter in whole}
@@ -107,7 +104,7 @@ def shard_model(
         module.set_reduce_scatter_unused_params(True, recurse=False)
         units.append(module)
     if initial is not None:
-        _fill(model, initial, data_mesh[AXIS].get_local_rank(), device)
+        _fill(model, initial, dist.get_rank(mesh.group(*SHARDS)), device)
     return _taken(model, units, {name for name, _ in whole})
 
 
@@ -129,20 +126,19 @@ class ShardedReducer:
         model: the wrapped model.
         mesh: that of the wrapping.
         config: that of the wrapping.
-        world: all data ranks.
     """
 
-    def __init__(self, model: ShardedModel, mesh: Mesh, config: FsdpConfig, world: dist.ProcessGroup) -> None:
+    def __init__(self, model: ShardedModel, mesh: Mesh, config: FsdpConfig) -> None:
         self.model = model
         self._config = config
         self._replicas = mesh.layout.dp_replicate > 1
-        group = mesh.group(AXIS)
+        group = mesh.group(*SHARDS)
         if group is None:
             raise ValueError("a mesh without dp_shard splits nothing")
         self._group = group
         self._trained = [part for part in model.parts if part.shard.requires_grad]
         trained_whole = [parameter for _, parameter in model.whole if parameter.requires_grad]
-        self._rest = BucketReducer(trained_whole, world, DdpConfig()) if trained_whole else None
+        self._rest = BucketReducer(trained_whole, mesh.group(*TOKENS), DdpConfig()) if trained_whole else None
         # A root without parameters is not there to be prefetched: the last block would be, a window too late.
         self._root_gathers = bool(_groups(model.units[-1]))
 
@@ -267,7 +263,7 @@ def _fill(model: nn.Module, initial: Iterable[tuple[str, Tensor]], rank: int, de
             missing.discard(name)
             if isinstance(target, DTensor):
                 local = _local(target)
-                rows = -(-target.shape[0] // target.device_mesh[AXIS].size())
+                rows = -(-target.shape[0] // target.device_mesh.size(-1))
                 local.copy_(value[rank * rows : rank * rows + local.shape[0]])
             else:
                 target.copy_(value)

@@ -17,7 +17,22 @@ class ParallelSection(Section, frozen=True):
     dp_shard: Annotated[Degree, Meta(description="Ranks that one replica's state is split over.")] = 1
     cp: Annotated[Degree, Meta(description="Ranks that one sequence is split over.")] = 1
     tp: Annotated[Degree, Meta(description="Ranks that each matrix is split over.")] = 1
-    pp: Annotated[Degree, Meta(description="Stages that the layers are split into.")] = 1
+    pp: Annotated[Degree, Meta(description="Ranks that the blocks are split over.")] = 1
+    pp_schedule: Annotated[
+        Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv"] | None,
+        Meta(description="Order of the passes under pp; docs/math/pipeline.md compares them. auto: 1f1b.", extra=AUTO),
+    ] = None
+    pp_stages_per_rank: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Stages that each rank of pp holds. auto: 2 for interleaved-1f1b and zbv, which need several; else 1.",
+            extra=AUTO,
+        ),
+    ] = None
+    pp_layers: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...] | None,
+        Meta(description="Blocks of each stage, such as [3, 3, 2]. auto: balanced by cost, the head counted.", extra=AUTO),
+    ] = None
     zero_stage: Annotated[
         Literal[1, 2, 3] | None,
         Meta(

@@ -93,7 +93,8 @@ def test_stages_that_a_schedule_does_not_run_are_refused(schedule: ScheduleName,
 
 @pytest.mark.parametrize("key", [("pp_schedule", "gpipe"), ("pp_stages_per_rank", 2), ("pp_layers", (1, 2))])
 def test_keys_of_a_pipeline_have_no_effect_without_one(key: tuple[str, object]) -> None:
-    error = refused(pp=1, **dict([key]))
+    keys: dict[str, Any] = dict([key])
+    error = refused(pp=1, **keys)
     assert error.key == f"parallel.{key[0]}" and "no effect with pp = 1" in str(error)
 
 

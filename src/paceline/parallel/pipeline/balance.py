@@ -8,7 +8,7 @@ comparison. The embedding is a lookup, which moves numbers and multiplies none; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 from paceline.model.flop import attention_flop_per_token, block_matmul_parameter_count
 from paceline.model.spec import ModelSpec
@@ -42,7 +42,7 @@ def balanced_layers(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     for cost in costs:
         before.append(before[-1] + cost)
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(first: int, parts: int) -> tuple[float, float, tuple[int, ...]]:
         """Dearest stage, sum of squares and lengths of the blocks from `first` on in `parts` stages."""
         if parts == 1:

@@ -44,7 +44,7 @@ def order(config: PipelineConfig, microbatches: int) -> list[list[Action]]:
 def _gpipe(config: PipelineConfig, rank: int, microbatches: int) -> Iterator[Action]:
     for kind in ("F", "B"):
         for microbatch in range(microbatches):
-            yield Action(rank, kind, microbatch)  # type: ignore[arg-type]
+            yield Action(rank, kind, microbatch)
 
 
 def _one_forward_one_backward(config: PipelineConfig, rank: int, microbatches: int) -> Iterator[Action]:

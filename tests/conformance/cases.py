@@ -26,6 +26,7 @@ from paceline.parallel.memory import layout_cost, parameter_sizes
 from paceline.parallel.mesh import build_mesh
 from paceline.parallel.precision.apply import autocast_of
 from paceline.parallel.strategy import Cost
+from paceline.parallel.tensor.apply import vocabulary_part
 from paceline.train.language import language_functions
 from paceline.train.startup import build_model
 from paceline.train.step import TrainStep
@@ -126,12 +127,13 @@ def train(rank: int, world_size: int, case: Case, steps: int, extra: Sequence[st
     group = dist.group.WORLD if world_size > 1 else None
     mesh = build_mesh(resolved.layout, device)
     model, applied = build_model(resolved, mesh, device)
-    forward, loss = language_functions(resolved.spec, 0)
+    forward, loss = language_functions(resolved.spec, 0, part=vocabulary_part(resolved.spec, mesh))
     reducer = applied.reducer
     optimizer = build_optimizer(resolved.job.optimizer, applied.parameters)
     step = TrainStep(
         model, forward, loss, optimizer, reducer, group=group, prescale=1 / (GLOBAL_BATCH * LENGTH),
         clip_norm=resolved.job.optimizer.clip_norm, device=device, autocast=autocast_of(resolved.precision, device),
+        counts=resolved.layout.counts_loss(rank),
     )  # fmt: skip
     trained = Trained([], [], {}, {})
     for at in range(steps):
@@ -265,7 +267,8 @@ def _share(step: int, rank: int, resolved: Resolved) -> list[dict[str, Tensor]]:
     keep = torch.rand(GLOBAL_BATCH, LENGTH, generator=generator) < torch.linspace(0.3, 1.0, GLOBAL_BATCH)[:, None]
     labels = tokens[:, 1:].where(keep, torch.tensor(-100))
     per_rank = resolved.batch.per_rank
-    own = slice(rank * per_rank, (rank + 1) * per_rank)
+    data_rank = resolved.layout.data_rank(rank)
+    own = slice(data_rank * per_rank, (data_rank + 1) * per_rank)
     size = resolved.batch.microbatch
     return [
         {"tokens": t.contiguous(), "labels": y.contiguous()}

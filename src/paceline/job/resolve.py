@@ -21,6 +21,7 @@ from paceline.parallel.fsdp.config import FsdpConfig, fsdp_config
 from paceline.parallel.layout import Layout, resolve_layout
 from paceline.parallel.memory import RankMemory, rank_memory
 from paceline.parallel.registry import strategies
+from paceline.parallel.tensor.config import TensorConfig, tensor_config
 from paceline.parallel.transforms import (
     Transforms,
     check_loss_chunk,
@@ -71,6 +72,7 @@ class Resolved(msgspec.Struct, frozen=True):
     batch: BatchPlan
     ddp: DdpConfig
     fsdp: FsdpConfig
+    tensor: TensorConfig
     precision: str
     compile: bool
     transforms: Transforms
@@ -115,6 +117,7 @@ def resolve_job(
     strategies(layout)
     precision, why_precision = _precision(job, spec, host)
     ddp, fsdp = ddp_config(job.parallel), fsdp_config(job.parallel, precision)
+    tensor = tensor_config(job.parallel, spec, layout, job.data.sequence_length, job.is_set)
     available = _memory_per_rank(host, ranks_per_host or world_size)
     fixed = resolve_transforms(job.parallel, layout, host, precision, job.run_path)
 
@@ -140,7 +143,7 @@ def resolve_job(
     transforms, tokens = transforms_of(batch), batch.microbatch * job.data.sequence_length
     check_loss_chunk(job.parallel, tokens)
     return Resolved(
-        job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, fsdp=fsdp, precision=precision, compile=compiled,
+        job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, fsdp=fsdp, tensor=tensor, precision=precision, compile=compiled,
         transforms=transforms, steps=steps, memory=memory_of(batch), memory_available_bytes=available,
         derivations=(
             Derivation("parallel", str(layout), f"{world_size} ranks"),

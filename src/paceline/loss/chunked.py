@@ -19,12 +19,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from paceline.loss.vocabulary import WHOLE_VOCABULARY, VocabularyPart
+
 SLAB_ROWS = 2**14
 """Rows of the weight whose 16-bit gradient is made at a time."""
 
 
 def head_cross_entropy(
-    h_BLD: Tensor, weight_VD: Tensor, labels_BL: Tensor, chunk_tokens: int, ignore: int = -100
+    h_BLD: Tensor,
+    weight_VD: Tensor,
+    labels_BL: Tensor,
+    chunk_tokens: int,
+    ignore: int = -100,
+    part: VocabularyPart = WHOLE_VOCABULARY,
 ) -> Tensor:
     """Sum over tokens of -log softmax(h W^T)[label], in nats, where the label is not `ignore`.
 
@@ -33,26 +40,36 @@ def head_cross_entropy(
 
     Args:
         chunk_tokens: tokens whose logits are in memory together.
+        part: the rows of the vocabulary that `weight_VD` has. The sum is over all of them; the gradient of `h_BLD` is
+            that of these rows, which whoever split the vocabulary sums over the ranks.
     """
     with torch.autocast(h_BLD.device.type, enabled=False):
         loss_sum: Tensor = _HeadCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            h_BLD.flatten(0, -2), weight_VD, labels_BL.flatten(), chunk_tokens, ignore
+            h_BLD.flatten(0, -2), weight_VD, labels_BL.flatten(), chunk_tokens, ignore, part
         )
     return loss_sum
 
 
 class _HeadCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, chunk_tokens: int, ignore: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        h_ND: Tensor,
+        weight_VD: Tensor,
+        labels_N: Tensor,
+        chunk_tokens: int,
+        ignore: int,
+        part: VocabularyPart,
+    ) -> Tensor:
         product_VD = weight_VD.to(h_ND.dtype)
         wanted = any(ctx.needs_input_grad[:2])
         ctx.anew = h_ND.dtype == torch.float16
-        ctx.chunk_tokens, ctx.ignore = chunk_tokens, ignore
+        ctx.chunk_tokens, ctx.ignore, ctx.part = chunk_tokens, ignore, part
         grads = _Gradients(h_ND, weight_VD, ctx.needs_input_grad) if wanted and not ctx.anew else None
         losses = []
         for first in range(0, len(h_ND), chunk_tokens):
             rows = slice(first, first + chunk_tokens)
-            losses.append(_chunk(h_ND[rows], product_VD, labels_N[rows], ignore, rows, grads))
+            losses.append(_chunk(h_ND[rows], product_VD, labels_N[rows], ignore, part, rows, grads))
         if ctx.anew:
             ctx.save_for_backward(h_ND, weight_VD, labels_N)
         elif grads is not None:
@@ -61,13 +78,13 @@ class _HeadCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.anew:
-            return *_backward_anew(ctx, grad), None, None, None
+            return *_backward_anew(ctx, grad), None, None, None, None
         h_ND, weight_VD = ctx.saved_tensors
         # The weight's gradient is as large as the weight, so it is scaled in place; torch refuses a second backward.
         scaled_ND = None if h_ND is None else (h_ND.to(grad.dtype) * grad).to(h_ND.dtype)
-        return scaled_ND, None if weight_VD is None else weight_VD.mul_(grad), None, None, None
+        return scaled_ND, None if weight_VD is None else weight_VD.mul_(grad), None, None, None, None
 
 
 class _Gradients:
@@ -97,7 +114,7 @@ def _backward_anew(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None
     grads = _Gradients(h_ND, weight_VD, ctx.needs_input_grad)
     for first in range(0, len(h_ND), ctx.chunk_tokens):
         rows = slice(first, first + ctx.chunk_tokens)
-        _chunk(h_ND[rows], product_VD, labels_N[rows], ctx.ignore, rows, grads, grad)
+        _chunk(h_ND[rows], product_VD, labels_N[rows], ctx.ignore, ctx.part, rows, grads, grad)
     return grads.h_ND, grads.weight_VD
 
 
@@ -106,6 +123,7 @@ def _chunk(
     product_VD: Tensor,
     labels_C: Tensor,
     ignore: int,
+    part: VocabularyPart,
     rows: slice,
     grads: _Gradients | None,
     scale: Tensor | None = None,
@@ -113,16 +131,16 @@ def _chunk(
     """The loss sum of a chunk; adds its gradients (times `scale`) where they are wanted."""
     logits_CV = h_CD @ product_VD.T
     wide_CV = logits_CV.to(_wide(logits_CV.dtype))
-    kept_C1 = (labels_C != ignore).unsqueeze(1)
-    labels_C1 = labels_C.unsqueeze(1).where(kept_C1, 0)
-    wide_CV.sub_(wide_CV.amax(dim=1, keepdim=True))
-    label_C1 = wide_CV.gather(1, labels_C1)
+    columns_C1, here_C1, kept_C1 = (t.unsqueeze(1) for t in part.find(labels_C, len(product_VD), ignore))
+    wide_CV.sub_(part.largest(wide_CV.amax(dim=1, keepdim=True)))
+    label_C1 = wide_CV.gather(1, columns_C1).where(here_C1, 0)
     total_C1 = wide_CV.exp_().sum(dim=1, keepdim=True)
+    total_C1, label_C1 = part.summed(torch.stack([total_C1, label_C1]))
     loss = (total_C1.log() - label_C1).where(kept_C1, 0).sum()
     if grads is None:
         return loss
     factor_C1 = kept_C1.to(wide_CV.dtype) if scale is None else kept_C1 * scale
-    dz_CV = wide_CV.mul_(factor_C1 / total_C1).scatter_add_(1, labels_C1, -factor_C1)
+    dz_CV = wide_CV.mul_(factor_C1 / total_C1).scatter_add_(1, columns_C1, -factor_C1.where(here_C1, 0))
     grads.add(rows, h_CD, product_VD, dz_CV if dz_CV.dtype == logits_CV.dtype else logits_CV.copy_(dz_CV))
     return loss
 

@@ -28,9 +28,9 @@ def token_cross_entropy(logits_BLV: Tensor, labels_BL: Tensor, ignore: int = -10
     and their gradient only a chunk is in memory.
     """
     logits_NV, labels_N = logits_BLV.flatten(0, -2), labels_BL.flatten()
-    rows = _rows(logits_NV)
+    rows = rows_at_a_time(logits_NV)
     if rows >= logits_NV.shape[0] or torch.compiler.is_compiling():
-        loss_sum = F.cross_entropy(_wide(logits_NV), labels_N, ignore_index=ignore, reduction="sum")
+        loss_sum = F.cross_entropy(wide(logits_NV), labels_N, ignore_index=ignore, reduction="sum")
     else:
         loss_sum = _ChunkedCrossEntropy.apply(logits_NV, labels_N, ignore, rows)  # type: ignore[no-untyped-call]
     return loss_sum, (labels_N != ignore).sum()
@@ -44,7 +44,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         kept_N1 = (labels_N != ignore).unsqueeze(1)
         labels_N1 = labels_N.unsqueeze(1).where(kept_N1, 0)
         log_likelihoods = [
-            F.log_softmax(_wide(logits), dim=-1).gather(1, labels)
+            F.log_softmax(wide(logits), dim=-1).gather(1, labels)
             for logits, labels in zip(torch.split(logits_NV, rows), torch.split(labels_N1, rows), strict=True)
         ]
         ctx.save_for_backward(logits_NV, labels_N1, kept_N1)
@@ -60,15 +60,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for first in range(0, len(grad_NV), ctx.rows):
             rows = slice(first, first + ctx.rows)
             scale = scales_N1[rows]
-            softmax = F.softmax(_wide(logits_NV[rows]), dim=-1).mul_(scale)
+            softmax = F.softmax(wide(logits_NV[rows]), dim=-1).mul_(scale)
             grad_NV[rows] = softmax.scatter_add_(1, labels_N1[rows], -scale)
         return grad_NV, None, None, None
 
 
-def _rows(logits_NV: Tensor) -> int:
+def rows_at_a_time(logits_NV: Tensor) -> int:
+    """Tokens whose logits are worked on together."""
     chunk_bytes = CHUNK_BYTES.get(logits_NV.device.type, OTHER_CHUNK_BYTES)
     return max(1, chunk_bytes // (logits_NV.shape[-1] * 4))
 
 
-def _wide(logits: Tensor) -> Tensor:
+def wide(logits: Tensor) -> Tensor:
+    """In float32, or float64 as they are."""
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -34,7 +34,7 @@ def generate(
         top_k: sample among so many most likely tokens.
         stop_id: ends the text and is not returned.
 
-    The model sees the last `max_sequence_length` tokens. Its training or evaluation mode is given back.
+    The model sees the last `max_sequence_length` tokens. Where it is split, all its ranks call this alike. Its training or evaluation mode is given back.
 
     Raises:
         JobError: an empty prompt, a token outside the vocabulary, or a temperature or top_k out of range.
@@ -44,11 +44,16 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt_ids)
     was_training = model.training
+    multiple = model.share.length_multiple
+    longest = model.spec.max_sequence_length // multiple * multiple
     model.eval()
     try:
         for _ in range(max_new_tokens):
-            window_1L = torch.tensor([ids[-model.spec.max_sequence_length :]], device=device)
-            logits_V = model(window_1L)[0, -1, :vocabulary].float().cpu()
+            window = ids[-longest:]
+            # What follows a token does not change its logits.
+            filler = [0] * (-len(window) % multiple)
+            window_1L = torch.tensor([window + filler], device=device)
+            logits_V = model(window_1L)[0, len(window) - 1, :vocabulary].float().cpu()
             token = _choose(logits_V, temperature, top_k, generator)
             if token == stop_id:
                 break

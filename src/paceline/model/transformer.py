@@ -10,7 +10,7 @@ feed-forward layer, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import JobError
-from paceline.model.attention import Attention, Documents, bias_of, sdpa, takes_lengths
+from paceline.model.attention import Attention, Documents, sdpa, sdpa_documents
 from paceline.model.dropout import (
     ATTENTION,
     ATTENTION_OUTPUT,
@@ -37,11 +37,43 @@ Head = Callable[[Tensor, Tensor], Tensor]
 """What may take the output head's place: (h_BLD, weight_VD) to anything, such as a loss over logits never made whole."""
 
 
+class Share:
+    """How much of the residual stream and of the vocabulary a rank has; a strategy puts its own in the place of this one,
+    where a rank has all of both. The length of what the model is given is a multiple of `length_multiple`."""
+
+    length_multiple: int = 1
+
+    def whole(self, x_BLD: Tensor) -> Tensor:
+        """All positions, before products with weights, of which a rank may hold a slice."""
+        return x_BLD
+
+    def own_positions(self, positions_BL: Tensor) -> Tensor:
+        """The positions of this rank's part of the residual stream."""
+        return positions_BL
+
+    def whole_logits(self, logits_BLV: Tensor) -> Tensor:
+        """Logits of the whole vocabulary."""
+        return logits_BLV
+
+
+class Passage(NamedTuple):
+    """A stretch of a decoder, which a forward runs in the place of all of it.
+
+    `entering_BLD` takes the place of the embedding; without a `head` the residual stream is what comes out.
+    """
+
+    blocks: range
+    entering_BLD: Tensor | None
+    head: bool
+
+
 class BlockDropout(NamedTuple):
-    """What one block's dropout follows from: a word per site and sample, and the positions (1 or B, L)."""
+    """What one block's dropout follows from: a word per site and sample, the positions (1 or B, L) in attention, and
+    those of the rank's part of the residual stream."""
 
     keys_SB: Tensor
     positions_BL: Tensor
+    own_positions_BL: Tensor
 
 
 class SelfAttention(nn.Module):
@@ -51,6 +83,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.head_dim, self.dropout = spec.head_dim, spec.attention_dropout
         self.attend = attention
+        self.first_head = 0
         query_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         bias = spec.bias or spec.qkv_bias
         self.q_proj = nn.Linear(spec.dim, query_dim, bias, device)
@@ -89,7 +122,7 @@ class SelfAttention(nn.Module):
     def _attention_dropout(self, dropped: BlockDropout | None, q_BLHK: Tensor) -> AttentionDropout | None:
         if dropped is None or self.dropout == 0:
             return None
-        heads_H = torch.arange(q_BLHK.shape[2], device=q_BLHK.device)
+        heads_H = torch.arange(q_BLHK.shape[2], device=q_BLHK.device) + self.first_head
         return AttentionDropout(self.dropout, dropped.keys_SB[ATTENTION], dropped.positions_BL, heads_H)
 
 
@@ -126,6 +159,7 @@ class Block(nn.Module):
     def __init__(self, spec: ModelSpec, attention: Attention, device: Device = None) -> None:
         super().__init__()
         self.dropout = spec.dropout
+        self.share = Share()
         self.attention_norm = make_norm(spec, device)
         self.attention = SelfAttention(spec, attention, device)
         self.mlp_norm = make_norm(spec, device)
@@ -138,15 +172,16 @@ class Block(nn.Module):
         documents: Documents | None = None,
         dropped: BlockDropout | None = None,
     ) -> Tensor:
-        h_BLD = self.attention(for_matmul(self.attention_norm(x_BLD)), rotary, documents, dropped)
+        h_BLD = self.share.whole(for_matmul(self.attention_norm(x_BLD)))
+        h_BLD = self.attention(h_BLD, rotary, documents, dropped)
         x_BLD = x_BLD + self._drop(h_BLD, dropped, ATTENTION_OUTPUT)
-        h_BLD = self.mlp(for_matmul(self.mlp_norm(x_BLD)))
+        h_BLD = self.mlp(self.share.whole(for_matmul(self.mlp_norm(x_BLD))))
         return x_BLD + self._drop(h_BLD, dropped, MLP_OUTPUT)
 
     def _drop(self, h_BLD: Tensor, dropped: BlockDropout | None, site: int) -> Tensor:
         if dropped is None or self.dropout == 0:
             return h_BLD
-        return dropout(h_BLD, self.dropout, dropped.keys_SB[site], dropped.positions_BL)
+        return dropout(h_BLD, self.dropout, dropped.keys_SB[site], dropped.own_positions_BL)
 
 
 class Decoder(nn.Module):
@@ -159,6 +194,8 @@ class Decoder(nn.Module):
     def __init__(self, spec: ModelSpec, attention: Attention = sdpa, device: Device = None) -> None:
         super().__init__()
         self.spec = spec
+        self.share = Share()
+        self.passage: Passage | None = None
         self.embedding = _table(spec.vocab_size, spec.dim, device)
         self.position_embedding = None
         if spec.positions == "learned":
@@ -187,20 +224,59 @@ class Decoder(nn.Module):
         if positions_BL is None:
             self._check_length(tokens_BL.shape[1])
             positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device).unsqueeze(0)
-        x_BLD = self.embedding(tokens_BL)
-        if self.position_embedding is not None:
-            x_BLD = x_BLD + self.position_embedding(positions_BL)
+        own_positions_BL = self.share.own_positions(positions_BL)
+        x_BLD = self._enter(tokens_BL, own_positions_BL)
         rotary = rotary_table(self.spec, positions_BL, x_BLD.dtype) if self.spec.positions == "rope" else None
-        documents = self._with_bias(documents, x_BLD)
+        documents = self._with_bias(documents, x_BLD, positions_BL.shape[1])
         keys = self._block_keys(dropout_key)
         for name, block in self.blocks.items():
-            dropped = None if keys is None else BlockDropout(keys[int(name)], positions_BL)
+            if self.passage is not None and int(name) not in self.passage.blocks:
+                continue
+            dropped = None if keys is None else BlockDropout(keys[int(name)], positions_BL, own_positions_BL)
             x_BLD = block(x_BLD, rotary, documents, dropped)
-        h_BLD = for_matmul(self.norm(x_BLD))
+        if self.passage is not None and not self.passage.head:
+            return x_BLD
+        h_BLD = self.share.whole(for_matmul(self.norm(x_BLD)))
         if head is not None:
             return head(h_BLD, self.embedding.weight if self.lm_head is None else self.lm_head.weight)
         logits_BLV: Tensor = F.linear(h_BLD, self.embedding.weight) if self.lm_head is None else self.lm_head(h_BLD)
-        return logits_BLV
+        return self.share.whole_logits(logits_BLV)
+
+    def keep(self, blocks: Iterable[int], *, embedding: bool, head: bool) -> None:
+        """Drop all but these blocks, and what stands before and after them; parameters keep their names.
+
+        What is left runs passage by passage. A tied table stays with either of its two uses.
+        """
+        kept = set(blocks)
+        for name in [name for name in self.blocks if int(name) not in kept]:
+            del self.blocks[name]
+        if not embedding:
+            self.position_embedding = None
+        if not embedding and not (head and self.spec.tie_embeddings):
+            del self.embedding
+        if not head:
+            self.lm_head = None
+            del self.norm
+
+    def residual_shape(self, tokens_BL: Tensor) -> tuple[int, int, int]:
+        """Shape of this rank's residual stream over its tokens."""
+        positions_BL = torch.arange(tokens_BL.shape[1], device="meta").unsqueeze(0)
+        return tokens_BL.shape[0], self.share.own_positions(positions_BL).shape[1], self.spec.dim
+
+    def _enter(self, tokens_BL: Tensor, own_positions_BL: Tensor) -> Tensor:
+        if self.passage is not None and self.passage.entering_BLD is not None:
+            return self.passage.entering_BLD
+        x_BLD: Tensor = self.embedding(tokens_BL)
+        if self.position_embedding is not None:
+            x_BLD = x_BLD + self.position_embedding(own_positions_BL)
+        return x_BLD
+
+    def replace_share(self, share: Share) -> None:
+        """Another share of the residual stream and the vocabulary, in every block too."""
+        self.share = share
+        for block in self.blocks.values():
+            assert isinstance(block, Block)
+            block.share = share
 
     def replace_attention(self, attention: Attention) -> None:
         """Another kernel in every block, such as one over a split sequence."""
@@ -208,15 +284,17 @@ class Decoder(nn.Module):
             assert isinstance(block, Block)
             block.attention.attend = attention
 
-    def _with_bias(self, documents: Documents | None, x_BLD: Tensor) -> Documents | None:
-        """The bias of torch's masked kernels, made once for all blocks where the default attention will want it."""
+    def _with_bias(self, documents: Documents | None, x_BLD: Tensor, length: int) -> Documents | None:
+        """The bias of torch's masked kernels, made once for all blocks where their attention will want it."""
         first = next(iter(self.blocks.values()), None)
-        if documents is None or not isinstance(first, Block) or first.attention.attend is not sdpa:
+        if documents is None or not isinstance(first, Block):
             return documents
-        dtype = matmul_dtype(x_BLD)
-        if takes_lengths(x_BLD.device, dtype) and not (self.training and self.spec.attention_dropout):
+        prepare = sdpa_documents if first.attention.attend is sdpa else getattr(first.attention.attend, "prepare", None)
+        if prepare is None:
             return documents
-        return documents._replace(bias_B1LL=bias_of(documents, x_BLD.shape[0], x_BLD.shape[1], dtype))
+        dropping = self.training and self.spec.attention_dropout > 0
+        prepared: Documents = prepare(documents, x_BLD.shape[0], length, matmul_dtype(x_BLD), dropping)
+        return prepared
 
     def _block_keys(self, key: DropoutKey | None) -> Tensor | None:
         if not self.training or (self.spec.dropout == 0 and self.spec.attention_dropout == 0):

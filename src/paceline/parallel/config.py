@@ -33,6 +33,14 @@ class ParallelSection(Section, frozen=True):
         tuple[Annotated[int, Meta(ge=1)], ...] | None,
         Meta(description="Blocks of each stage, such as [3, 3, 2]. auto: balanced by cost, the head counted.", extra=AUTO),
     ] = None
+    sequence_parallel: Annotated[
+        bool | None,
+        Meta(
+            description="Under tp, a rank holds a slice of the positions between products instead of all of them: less "
+            "memory for equal traffic. auto: where the sequence divides.",
+            extra=AUTO,
+        ),
+    ] = None
     zero_stage: Annotated[
         Literal[1, 2, 3] | None,
         Meta(

@@ -9,6 +9,7 @@ STRATEGY_OF_AXIS: dict[str, str] = {
     "dp_replicate": "ddp",
     "dp_shard": "fsdp",
     "tp": "tensor",
+    "pp": "pipeline",
 }
 """Axis -> strategy: the package `paceline.parallel.<strategy>`."""
 

@@ -6,10 +6,13 @@ Batch (one micro-batch): `tokens`, `labels` (B, L), `sample_ids` (B), and where 
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.loss.chunked import head_cross_entropy
 from paceline.loss.cross_entropy import token_cross_entropy
+from paceline.loss.split_cross_entropy import split_cross_entropy
+from paceline.loss.vocabulary import WHOLE_VOCABULARY, VocabularyPart
 from paceline.model.attention import Documents
 from paceline.model.dropout import DropoutKey
 from paceline.model.spec import ModelSpec
@@ -21,16 +24,22 @@ IGNORE = -100
 
 
 def language_functions(
-    spec: ModelSpec, seed: int, loss: Loss | None = None, chunk_tokens: int = 0
+    spec: ModelSpec,
+    seed: int,
+    loss: Loss | None = None,
+    chunk_tokens: int = 0,
+    part: VocabularyPart = WHOLE_VOCABULARY,
 ) -> tuple[Forward, Loss]:
     """`forward` and `loss` of a decoder; `loss` is a sum over labels and their number.
 
     With `chunk_tokens` the head is taken together with the loss, so many tokens at a time: `forward` then returns the
-    sum itself, and the logits never stand whole. A loss of one's own needs the logits.
+    sum itself, and the logits never stand whole. So it does where a rank has a `part` of the vocabulary: it returns the sum
+    over all of it, equal on the ranks that share it. A loss of one's own needs the logits.
     """
+    summing = chunk_tokens > 0 or part.group is not None
     drops = spec.dropout > 0 or spec.attention_dropout > 0
-    if chunk_tokens and loss is not None:
-        raise ValueError("chunks belong to the loss of this file")
+    if summing and loss is not None:
+        raise ValueError("chunks and a split vocabulary belong to the loss of this file")
 
     def forward(model: nn.Module, batch: Batch) -> Tensor:
         documents = None
@@ -39,16 +48,18 @@ def language_functions(
             if batch["tokens"].is_cuda:
                 documents = documents.padded(batch["tokens"].shape[1])
         key = DropoutKey(seed, batch["step"], batch["sample_ids"]) if drops and model.training else None
-        head = _chunked_head(batch["labels"], chunk_tokens) if chunk_tokens else None
+        head = _summing_head(batch["labels"], chunk_tokens, part) if summing else None
         output: Tensor = model(batch["tokens"], documents=documents, dropout_key=key, head=head)
         return output
 
-    return forward, loss or (_count if chunk_tokens else _loss)
+    return forward, loss or (_count if summing else _loss)
 
 
-def _chunked_head(labels_BL: Tensor, chunk_tokens: int) -> Head:
+def _summing_head(labels_BL: Tensor, chunk_tokens: int, part: VocabularyPart) -> Head:
     def head(h_BLD: Tensor, weight_VD: Tensor) -> Tensor:
-        return head_cross_entropy(h_BLD, weight_VD, labels_BL, chunk_tokens, IGNORE)
+        if chunk_tokens:
+            return head_cross_entropy(h_BLD, weight_VD, labels_BL, chunk_tokens, IGNORE, part)
+        return split_cross_entropy(F.linear(h_BLD, weight_VD), labels_BL, part, IGNORE)
 
     return head
 

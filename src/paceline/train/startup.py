@@ -36,6 +36,7 @@ from paceline.parallel.offload.config import OffloadConfig
 from paceline.parallel.precision.apply import DTYPES, autocast_of, loss_scale_of
 from paceline.parallel.recompute.apply import recompute_blocks
 from paceline.parallel.split import ModelSplit
+from paceline.parallel.tensor.apply import split_decoder, vocabulary_part
 from paceline.train import random_state
 from paceline.train.language import language_functions
 from paceline.train.resume import Start, restore_random
@@ -62,9 +63,15 @@ def build_session(
         raise ValueError("a run in epochs is resolved with its samples first")
     _check_vocabulary(resolved, data)
     device, group = world.device, world_group(world)
-    model, applied = build_model(resolved, build_mesh(resolved.layout, device), device)
+    mesh = build_mesh(resolved.layout, device)
+    model, applied = build_model(resolved, mesh, device)
     transforms = resolved.transforms
-    forward, loss = language_functions(resolved.spec, job.run.seed, chunk_tokens=transforms.loss_chunk_tokens)
+    forward, loss = language_functions(
+        resolved.spec,
+        job.run.seed,
+        chunk_tokens=transforms.loss_chunk_tokens,
+        part=vocabulary_part(resolved.spec, mesh),
+    )
     autocast = autocast_of(resolved.precision, device, transforms.parameter_dtype)
     optimizer = make_optimizer(job.optimizer, applied, transforms.offload)
     step = TrainStep(
@@ -111,7 +118,7 @@ def build_model(resolved: Resolved, mesh: Mesh, device: torch.device) -> tuple[n
     if resolved.precision == "fp64":
         model = model.double()
     initial = initial_weights(model, resolved.spec, resolved.job.run.seed)
-    split = split_model(model, mesh)
+    split = split_model(model, resolved, mesh)
     blocks = list(model.blocks.values())
     recompute_blocks(blocks, resolved.transforms.recompute)
     if resolved.compile:
@@ -123,9 +130,11 @@ def build_model(resolved: Resolved, mesh: Mesh, device: torch.device) -> tuple[n
     return model, applied
 
 
-def split_model(model: nn.Module, mesh: Mesh) -> ModelSplit | None:
+def split_model(model: Decoder, resolved: Resolved, mesh: Mesh) -> ModelSplit | None:
     """Cut the decoder over the axes that the ranks of one model share, in place; None where there are none."""
-    return None
+    if resolved.layout.tp == 1:
+        return None
+    return split_decoder(model, resolved.spec, mesh, resolved.tensor)
 
 
 def make_optimizer(section: OptimizerSection, applied: Applied, offload: OffloadConfig) -> torch.optim.Optimizer:

@@ -52,7 +52,10 @@ class Documents(NamedTuple):
 
 
 class Attention(Protocol):
-    """Causal attention inside documents; returns o_BHLK. `dropout` is None where nothing is dropped."""
+    """Causal attention inside documents; returns o_BHLK. `dropout` is None where nothing is dropped.
+
+    A callable that wants documents in another form has a method `prepare` like `sdpa_documents`, called once a forward.
+    """
 
     def __call__(
         self,
@@ -119,6 +122,13 @@ def plain(
 def takes_lengths(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packed documents go to the variable-length kernel (CUDA, 16-bit), which needs no bias."""
     return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+
+
+def sdpa_documents(documents: Documents, batch: int, length: int, dtype: torch.dtype, dropping: bool) -> Documents:
+    """Documents with the bias that `sdpa` will want for batch x length queries of a type; without, where it takes lengths."""
+    if takes_lengths(documents.cumulative.device, dtype) and not dropping:
+        return documents
+    return documents._replace(bias_B1LL=bias_of(documents, batch, length, dtype))
 
 
 def bias_of(documents: Documents, batch: int, length: int, dtype: torch.dtype) -> Tensor:

@@ -32,12 +32,14 @@ class DropoutKey(NamedTuple):
 
 
 class AttentionDropout(NamedTuple):
-    """Dropout on attention weights: share dropped, the block's key per sample, positions (1 or B, L), head numbers."""
+    """Dropout on attention weights: share dropped, the block's key per sample, positions (1 or B, L) of the queries,
+    head numbers, and positions (1 or B, S) of the keys where they are others than those of the queries."""
 
     rate: float
     key_B: Tensor
     positions_BL: Tensor
     heads_H: Tensor
+    key_positions_BS: Tensor | None = None
 
 
 def block_keys(key: DropoutKey, num_layers: int) -> Tensor:
@@ -58,10 +60,11 @@ def dropout(x_BLD: Tensor, rate: float, key_B: Tensor, positions_BL: Tensor) -> 
 
 
 def drop_attention(weights_BHLS: Tensor, dropout: AttentionDropout) -> Tensor:
-    """Attention weights with dropout; keys stand at the positions of the queries."""
+    """Attention weights with dropout."""
     head_BH = _absorb(dropout.key_B.unsqueeze(1), dropout.heads_H)
     query_BHL = _absorb(head_BH.unsqueeze(-1), dropout.positions_BL.unsqueeze(1))
-    key_BS = _mix(dropout.positions_BL + _STEP & _WORD)
+    positions_BS = dropout.positions_BL if dropout.key_positions_BS is None else dropout.key_positions_BS
+    key_BS = _mix(positions_BS + _STEP & _WORD)
     return _drop(weights_BHLS, dropout.rate, query_BHL.unsqueeze(-1) ^ key_BS[:, None, None, :])
 
 

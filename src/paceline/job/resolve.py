@@ -16,6 +16,7 @@ from paceline.model.spec import ModelSpec
 from paceline.model.spec import resolve as resolve_model
 from paceline.optim.schedule import describe
 from paceline.parallel.batch import BatchPlan, plan_batch
+from paceline.parallel.context.config import ContextConfig, context_config
 from paceline.parallel.ddp.config import DdpConfig, ddp_config
 from paceline.parallel.fsdp.config import FsdpConfig, fsdp_config
 from paceline.parallel.layout import Layout, resolve_layout
@@ -73,6 +74,7 @@ class Resolved(msgspec.Struct, frozen=True):
     ddp: DdpConfig
     fsdp: FsdpConfig
     tensor: TensorConfig
+    context: ContextConfig
     precision: str
     compile: bool
     transforms: Transforms
@@ -118,11 +120,12 @@ def resolve_job(
     precision, why_precision = _precision(job, spec, host)
     ddp, fsdp = ddp_config(job.parallel), fsdp_config(job.parallel, precision)
     tensor = tensor_config(job.parallel, spec, layout, job.data.sequence_length, job.is_set)
+    context = context_config(job.parallel, spec, layout, job.data.sequence_length, job.is_set)
     available = _memory_per_rank(host, ranks_per_host or world_size)
     fixed = resolve_transforms(job.parallel, layout, host, precision, job.run_path)
 
     def transforms_of(batch: BatchPlan) -> Transforms:
-        tokens = batch.microbatch * job.data.sequence_length
+        tokens = batch.microbatch * job.data.sequence_length // layout.cp
         return msgspec.structs.replace(
             fixed, loss_chunk_tokens=loss_chunk_tokens(job.parallel, spec, tokens, host.device_kind)
         )
@@ -140,10 +143,11 @@ def resolve_job(
     check_reduction(job.parallel, layout, batch, job.is_set)
     steps, why_steps = _steps(job, batch, train_samples)
     compiled, why_compile = _compile(job, spec, host, layout, batch, steps)
-    transforms, tokens = transforms_of(batch), batch.microbatch * job.data.sequence_length
+    transforms, tokens = transforms_of(batch), batch.microbatch * job.data.sequence_length // layout.cp
     check_loss_chunk(job.parallel, tokens)
     return Resolved(
-        job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, fsdp=fsdp, tensor=tensor, precision=precision, compile=compiled,
+        job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, fsdp=fsdp, tensor=tensor, context=context,
+        precision=precision, compile=compiled,
         transforms=transforms, steps=steps, memory=memory_of(batch), memory_available_bytes=available,
         derivations=(
             Derivation("parallel", str(layout), f"{world_size} ranks"),
@@ -210,7 +214,7 @@ def _precision(job: Job, spec: ModelSpec, host: Host) -> tuple[str, str]:
 def _largest_microbatch(
     job: Job, host: Host, layout: Layout, per_rank: int, memory_of: Callable[[BatchPlan], RankMemory], available: int
 ) -> tuple[int, str]:
-    sequence = job.data.sequence_length
+    sequence = job.data.sequence_length // layout.cp
     target = max(1, MICROBATCH_TOKENS[host.device_kind] // sequence)
     wanted = min(per_rank, target)
     while wanted > 1:

@@ -16,6 +16,13 @@ class ParallelSection(Section, frozen=True):
     dp_replicate: Annotated[Degree, Meta(description="Replicas of the model; -1 is what the other axes leave.")] = -1
     dp_shard: Annotated[Degree, Meta(description="Ranks that one replica's state is split over.")] = 1
     cp: Annotated[Degree, Meta(description="Ranks that one sequence is split over.")] = 1
+    cp_method: Annotated[
+        Literal["gather", "alltoall"],
+        Meta(
+            description="How queries meet keys of other ranks under cp. gather: keys and values of the whole sequence come "
+            "to every rank; takes any number of heads. alltoall: each rank gets all positions of some of the heads."
+        ),
+    ] = "gather"
     tp: Annotated[Degree, Meta(description="Ranks that each matrix is split over.")] = 1
     pp: Annotated[Degree, Meta(description="Ranks that the blocks are split over.")] = 1
     pp_schedule: Annotated[

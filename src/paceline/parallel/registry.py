@@ -8,6 +8,7 @@ from paceline.parallel.layout import AXES, Layout
 STRATEGY_OF_AXIS: dict[str, str] = {
     "dp_replicate": "ddp",
     "dp_shard": "fsdp",
+    "cp": "context",
     "tp": "tensor",
     "pp": "pipeline",
 }

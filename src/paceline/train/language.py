@@ -1,7 +1,8 @@
 """The user's two functions for a decoder over packed text: what `paceline train` gives to the step.
 
 Batch (one micro-batch): `tokens`, `labels` (B, L), `sample_ids` (B), and where documents begin inside a sample also
-`cumulative` and `max_length` (see `paceline.data.dataset`). With dropout the loop adds `step`.
+`cumulative` and `max_length` (see `paceline.data.dataset`). With dropout the loop adds `step`. Where ranks share a
+sequence, `tokens` and `labels` are a rank's part of it, with `positions` (1, L) and `whole_length` beside them.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ def language_functions(
         if "cumulative" in batch:
             documents = Documents(batch["cumulative"], int(batch["max_length"]))
             if batch["tokens"].is_cuda:
-                documents = documents.padded(batch["tokens"].shape[1])
+                documents = documents.padded(batch.get("whole_length", batch["tokens"].shape[1]))
         key = DropoutKey(seed, batch["step"], batch["sample_ids"]) if drops and model.training else None
         head = _summing_head(batch["labels"], chunk_tokens, part) if summing else None
-        output: Tensor = model(batch["tokens"], documents=documents, dropout_key=key, head=head)
+        output: Tensor = model(
+            batch["tokens"], documents=documents, positions_BL=batch.get("positions"), dropout_key=key, head=head
+        )
         return output
 
     return forward, loss or (_count if summing else _loss)

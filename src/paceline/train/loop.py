@@ -141,7 +141,7 @@ def step_timers(session: Session) -> StepTimers:
 
 
 def _on_device(microbatches: list[Batch], session: Session, step: int) -> list[Batch]:
-    moved = [on_device(batch, session.device) for batch in microbatches]
+    moved = [on_device(session.part_of(batch), session.device) for batch in microbatches]
     return [{**batch, "step": step} for batch in moved] if session.batch_needs_step else moved
 
 

@@ -50,6 +50,7 @@ class Session:
         flop_per_token, peak_flop_per_second: for MFU; 0 or None where unknown. The peak is one rank's.
         group: all ranks; None for one.
         counts_samples: whether this rank speaks for the samples that it reads; ranks that split a model read the same.
+        part_of: what of a micro-batch this rank sees; less than all where ranks share its sequences.
         settle: gives back what forward passes without a backward left gathered.
         whole_weights: every parameter whole, by name in sorted order, one at a time; all ranks iterate alike.
         in_step: whether a forward pass is a collective, which all ranks must run equally often.
@@ -83,6 +84,7 @@ class Session:
     whole_weights: Callable[[], Iterator[tuple[str, Tensor]]] = lambda: iter(())
     in_step: bool = False
     counts_samples: bool = True
+    part_of: Callable[[Batch], Batch] = lambda batch: batch
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -30,6 +30,7 @@ from paceline.optim.schedule import learning_rate
 from paceline.parallel.apply import Applied, apply_strategies
 from paceline.parallel.collectives import gather_objects
 from paceline.parallel.compile.apply import compile_blocks
+from paceline.parallel.context.apply import batch_part, split_attention
 from paceline.parallel.mesh import Mesh, build_mesh
 from paceline.parallel.offload.apply import offloaded_adamw
 from paceline.parallel.offload.config import OffloadConfig
@@ -99,7 +100,7 @@ def build_session(
         batch_needs_step=resolved.spec.dropout > 0 or resolved.spec.attention_dropout > 0,
         state=state, start=start, restore_random=lambda: _set_random(start, state, job.run.seed),
         notes=loader.notes, settle=applied.settle, whole_weights=applied.whole_weights, in_step=applied.in_step,
-        counts_samples=resolved.layout.counts_samples(world.rank),
+        counts_samples=resolved.layout.counts_samples(world.rank), part_of=batch_part(resolved.layout, world.rank),
     )  # fmt: skip
 
 
@@ -119,6 +120,7 @@ def build_model(resolved: Resolved, mesh: Mesh, device: torch.device) -> tuple[n
         model = model.double()
     initial = initial_weights(model, resolved.spec, resolved.job.run.seed)
     split = split_model(model, resolved, mesh)
+    split_attention(model, mesh, resolved.context)
     blocks = list(model.blocks.values())
     recompute_blocks(blocks, resolved.transforms.recompute)
     if resolved.compile:
@@ -168,12 +170,14 @@ def _check_vocabulary(resolved: Resolved, data: PreparedData) -> None:
 
 
 def _eval_set(dataset: TokenDataset, resolved: Resolved, world: World, in_step: bool) -> Callable[[], Iterable[Batch]]:
+    part_of = batch_part(resolved.layout, world.rank)
+
     def batches() -> Iterator[Batch]:
         for batch in eval_batches(
             dataset, microbatch=resolved.batch.microbatch, dp_rank=resolved.layout.data_rank(world.rank),
             dp_degree=resolved.layout.dp, limit=int(resolved.job.data.eval_sequences), in_step=in_step,
         ):  # fmt: skip
-            yield on_device(batch, world.device)
+            yield on_device(part_of(batch), world.device)
 
     return batches
 

@@ -6,12 +6,14 @@ causal mask late queries see more keys than early ones, and so each rank has the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
 from paceline.errors import JobError
 from paceline.model.spec import ModelSpec
+from paceline.parallel.config import ParallelSection
 from paceline.parallel.layout import Layout
 
 AXIS = "cp"
@@ -27,6 +29,27 @@ class ContextConfig(msgspec.Struct, frozen=True):
     """
 
     method: Method = "gather"
+
+
+def context_config(
+    parallel: ParallelSection, spec: ModelSpec, layout: Layout, sequence_length: int, is_set: Callable[[str], bool]
+) -> ContextConfig:
+    """The settings that `[parallel]` asks for.
+
+    Raises:
+        JobError: the sequence or the heads do not divide, or a setting has no effect; says what would do.
+    """
+    config = ContextConfig(parallel.cp_method)
+    if layout.cp == 1 and is_set("parallel.cp_method"):
+        raise JobError(
+            "has no effect with cp = 1: one rank holds the whole sequence",
+            key="parallel.cp_method",
+            values={"cp_method": parallel.cp_method, "cp": 1},
+            hint="Remove it, or set parallel.cp.",
+        )
+    check_length(sequence_length, layout.cp)
+    check_heads(spec, layout, config)
+    return config
 
 
 def chunks_of(rank: int, degree: int) -> tuple[int, int]:

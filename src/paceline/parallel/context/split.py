@@ -32,7 +32,7 @@ def own_positions(rank: int, degree: int, length: int, device: torch.device | No
 
 
 def split_batch(batch: dict[str, Any], rank: int, degree: int) -> dict[str, Any]:
-    """The batch with this rank's positions of `tokens` and `labels`, and `positions` (1, P) beside them.
+    """The batch with this rank's positions of `tokens` and `labels`; beside them `positions` (1, P) and `whole_length` (L).
 
     Raises:
         JobError: the sequence does not divide; every rank finds so alike, before anything is sent.
@@ -40,4 +40,5 @@ def split_batch(batch: dict[str, Any], rank: int, degree: int) -> dict[str, Any]
     tokens_BL = batch["tokens"]
     positions_P = own_positions(rank, degree, tokens_BL.shape[1], tokens_BL.device)
     parts = {key: batch[key].index_select(1, positions_P) for key in PER_POSITION if key in batch}
-    return type(batch)({**batch, **parts, "positions": positions_P.unsqueeze(0)})
+    own = {"positions": positions_P.unsqueeze(0), "whole_length": tokens_BL.shape[1]}
+    return type(batch)({**batch, **parts, **own})

@@ -1,0 +1,33 @@
+"""A decoder whose sequences are split over ranks: its attention replaced, and what a rank sees of a batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from paceline.model.transformer import Decoder
+from paceline.parallel.context.attention import ExchangedAttention, GatheredAttention
+from paceline.parallel.context.config import AXIS, ContextConfig
+from paceline.parallel.context.split import split_batch
+from paceline.parallel.layout import Layout
+from paceline.parallel.mesh import Mesh
+
+Batch = dict[str, Any]
+
+
+def split_attention(model: Decoder, mesh: Mesh, config: ContextConfig) -> None:
+    """Let every block attend over the ranks that share its sequences, in place. Weights stay as they are.
+
+    Everything else in a decoder treats positions one by one: it takes this rank's as they come, with their positions.
+    """
+    group = mesh.group(AXIS)
+    if group is not None:
+        model.replace_attention(GatheredAttention(group) if config.method == "gather" else ExchangedAttention(group))
+
+
+def batch_part(layout: Layout, rank: int) -> Callable[[Batch], Batch]:
+    """From a micro-batch to the part of it that rank number `rank` sees: two chunks of each sequence, or all of it."""
+    if layout.cp == 1:
+        return lambda batch: batch
+    return functools.partial(split_batch, rank=layout.coordinates(rank)[AXIS], degree=layout.cp)

@@ -18,11 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.cluster.probe import Host
 from paceline.job.load import load_job
-from paceline.job.resolve import Resolved, resolve_job
+from paceline.job.resolve import Resolved, resolve_job, resolved_cost
 from paceline.optim.optimizer import build_optimizer
 from paceline.parallel.fsdp.apply import ShardedReducer, held_bytes
-from paceline.parallel.layout import Layout
-from paceline.parallel.memory import layout_cost, parameter_sizes
+from paceline.parallel.layout import AXES, Layout, axes_name
 from paceline.parallel.mesh import build_mesh
 from paceline.parallel.precision.apply import autocast_of
 from paceline.parallel.strategy import Cost
@@ -127,7 +126,9 @@ def train(rank: int, world_size: int, case: Case, steps: int, extra: Sequence[st
     group = dist.group.WORLD if world_size > 1 else None
     mesh = build_mesh(resolved.layout, device)
     model, applied = build_model(resolved, mesh, device)
-    forward, loss = language_functions(resolved.spec, 0, part=vocabulary_part(resolved.spec, mesh))
+    forward, loss = language_functions(
+        resolved.spec, 0, chunk_tokens=resolved.transforms.loss_chunk_tokens, part=vocabulary_part(resolved.spec, mesh)
+    )
     reducer = applied.reducer
     optimizer = build_optimizer(resolved.job.optimizer, applied.parameters)
     step = TrainStep(
@@ -167,11 +168,7 @@ def train(rank: int, world_size: int, case: Case, steps: int, extra: Sequence[st
 
 def stated_cost(case: Case, extra: Sequence[str] = (), rank: int = 0) -> Cost:
     """What the case's strategies say about themselves."""
-    resolved = resolve_case(case, extra)
-    sizes = parameter_sizes(resolved.spec, 8 if resolved.precision == "fp64" else 4)
-    return layout_cost(
-        sizes, resolved.layout, resolved.job.optimizer, resolved.ddp, resolved.fsdp, resolved.batch.accumulation, rank
-    )
+    return resolved_cost(resolve_case(case, extra), rank)
 
 
 class _Marks:
@@ -234,13 +231,9 @@ def _group_of(args: Any) -> Any:
 
 
 def _axis_of(ranks: list[int], layout: Layout) -> str:
-    """The axis whose ranks these are; shards are neighbours, replicas are not."""
-    split = [axis for axis, degree in layout.degrees().items() if degree > 1]
-    if len(split) == 1:
-        return split[0]
-    if len(ranks) == layout.world_size:
-        return "dp"
-    return "dp_shard" if ranks[1] - ranks[0] == 1 else "dp_replicate"
+    """The axes along which these ranks differ."""
+    places = [layout.coordinates(rank) for rank in ranks]
+    return axes_name(layout, tuple(axis for axis in AXES if len({place[axis] for place in places}) > 1))
 
 
 def _stored(parameter: Tensor) -> Tensor:

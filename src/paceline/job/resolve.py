@@ -20,8 +20,9 @@ from paceline.parallel.context.config import ContextConfig, context_config
 from paceline.parallel.ddp.config import DdpConfig, ddp_config
 from paceline.parallel.fsdp.config import FsdpConfig, fsdp_config
 from paceline.parallel.layout import Layout, resolve_layout
-from paceline.parallel.memory import RankMemory, rank_memory
+from paceline.parallel.memory import RankMemory, layout_cost, parameter_sizes, rank_memory, weight_bytes, work_of
 from paceline.parallel.registry import strategies
+from paceline.parallel.strategy import Cost
 from paceline.parallel.tensor.config import TensorConfig, tensor_config
 from paceline.parallel.transforms import (
     Transforms,
@@ -133,7 +134,7 @@ def resolve_job(
     def memory_of(batch: BatchPlan) -> RankMemory:
         return rank_memory(
             spec, layout, batch, job.optimizer, ddp, fsdp, transforms=transforms_of(batch),
-            sequence_length=job.data.sequence_length, precision=precision, device_kind=host.device_kind,
+            sequence_length=job.data.sequence_length, precision=precision, device_kind=host.device_kind, tensor=tensor,
         )  # fmt: skip
 
     def largest(per_rank: int) -> tuple[int, str]:
@@ -183,6 +184,19 @@ def with_samples(resolved: Resolved, train_samples: int) -> Resolved:
         memory_available_bytes=resolved.memory_available_bytes,
         derivations=tuple(kept.get(d.key, d) for d in again.derivations),
     )
+
+
+def resolved_cost(resolved: Resolved, rank: int = 0) -> Cost:
+    """What a rank keeps and sends in an optimizer step."""
+    sizes = parameter_sizes(
+        resolved.spec, weight_bytes(resolved.precision), resolved.layout.tp, resolved.layout.coordinates(rank)["tp"]
+    )
+    length = resolved.job.data.sequence_length
+    return layout_cost(
+        sizes, resolved.layout, resolved.job.optimizer, resolved.ddp, resolved.fsdp, resolved.batch.accumulation, rank,
+        tensor=resolved.tensor,
+        work=work_of(resolved.spec, resolved.batch, length, resolved.precision, resolved.transforms),
+    )  # fmt: skip
 
 
 def _check_sequence(job: Job, spec: ModelSpec) -> None:

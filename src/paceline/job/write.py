@@ -50,6 +50,7 @@ def _reduction_values(resolved: Resolved) -> dict[str, Any]:
     # Gradients of fp64 arithmetic travel as they are; there is no setting to name it.
     own = None if resolved.precision == "fp64" else "fp32"
     return {
+        "parallel.sequence_parallel": resolved.tensor.sequence_parallel if layout.tp > 1 else None,
         "parallel.bucket_bytes": ddp.bucket_bytes if replicated else None,
         "parallel.overlap": ddp.overlap if replicated else None,
         "parallel.reduce_dtype": ("bf16" if ddp.reduce_bf16 else own) if layout.dp > 1 else None,

@@ -136,7 +136,7 @@ def _chunk(
     label_C1 = wide_CV.gather(1, columns_C1).where(here_C1, 0)
     total_C1 = wide_CV.exp_().sum(dim=1, keepdim=True)
     total_C1, label_C1 = part.summed(torch.stack([total_C1, label_C1]))
-    loss = (total_C1.log() - label_C1).where(kept_C1, 0).sum()
+    loss: Tensor = (total_C1.log() - label_C1).where(kept_C1, 0).sum()
     if grads is None:
         return loss
     factor_C1 = kept_C1.to(wide_CV.dtype) if scale is None else kept_C1 * scale

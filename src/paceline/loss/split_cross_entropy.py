@@ -37,15 +37,16 @@ class _SplitCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, part: VocabularyPart, ignore: int) -> Tensor:
         columns_N, here_N, counted_N = part.find(labels_N, logits_NV.shape[1], ignore)
         step = rows_at_a_time(logits_NV)
-        own_max_N, own_sum_N, label_N = (torch.cat(t) for t in zip(
-            *(_of_rows(z, c) for z, c in zip(logits_NV.split(step), columns_N.split(step), strict=True)), strict=True
-        ))  # fmt: skip
+        pieces = zip(torch.split(logits_NV, step), torch.split(columns_N, step), strict=True)
+        found = zip(*(_of_rows(logits, columns) for logits, columns in pieces), strict=True)
+        own_max_N, own_sum_N, label_N = (torch.cat(numbers) for numbers in found)
         max_N = part.largest(own_max_N.clone())
         own_sum_N *= (own_max_N - max_N).exp()
         sum_N, label_N = part.summed(torch.stack([own_sum_N, (label_N - max_N).where(here_N, 0)]))
         log_N = sum_N.log()
         ctx.save_for_backward(logits_NV, columns_N, here_N, counted_N, max_N + log_N)
-        return (log_N - label_N).where(counted_N, 0).sum()
+        loss_sum: Tensor = (log_N - label_N).where(counted_N, 0).sum()
+        return loss_sum
 
     @staticmethod
     @once_differentiable

@@ -104,6 +104,7 @@ def activation_bytes(
     loss_chunk_bytes: int = 2**20,
     masked_documents: bool = False,
     recompute: Recompute = "none",
+    stream_ranks: int = 1,
 ) -> ActivationBytes:
     """Bytes that the eager decoder and its loss keep between a forward and its backward in training.
 
@@ -114,10 +115,13 @@ def activation_bytes(
             log-softmax where it is not (`loss.cross_entropy`).
         masked_documents: packed documents on a device whose kernel takes a mask.
         recompute: what blocks compute anew in their backward.
+        stream_ranks: ranks that share the positions of the residual stream between products.
     """
     tokens = microbatch * sequence_length
-    block_input = tokens * spec.dim * residual_bytes
-    per_layer = tokens * _block_bytes_per_token(spec, dtype_bytes, residual_bytes)
+    stream_tokens = tokens // stream_ranks
+    block_input = stream_tokens * spec.dim * residual_bytes
+    per_layer = tokens * _product_input_bytes_per_token(spec, dtype_bytes, residual_bytes)
+    per_layer += stream_tokens * _stream_bytes_per_token(spec, residual_bytes)
     if spec.attention_dropout:
         per_layer += _written_out_attention_bytes(spec, microbatch, sequence_length, dtype_bytes)
     table_bytes = max(residual_bytes, 4)
@@ -139,7 +143,7 @@ def activation_bytes(
         per_layer=kept,
         layers=kept * spec.num_layers,
         tables=tables,
-        head=tokens * (_norm_bytes_per_token(spec, residual_bytes) + spec.dim * dtype_bytes),
+        head=stream_tokens * _norm_bytes_per_token(spec, residual_bytes) + tokens * spec.dim * dtype_bytes,
         logits_and_loss=tokens * (spec.vocab_size * logit_bytes + 8),
         weight_copies=head_copy + (block_copies * spec.num_layers if recompute == "none" else 0),
         recomputed_block=anew,
@@ -147,9 +151,14 @@ def activation_bytes(
     )
 
 
-def _block_bytes_per_token(spec: ModelSpec, dtype_bytes: int, residual_bytes: int) -> int:
+def _stream_bytes_per_token(spec: ModelSpec, residual_bytes: int) -> int:
+    """Both norms, and a byte for each number of both branches: kept or not."""
+    return 2 * _norm_bytes_per_token(spec, residual_bytes) + (2 * spec.dim if spec.dropout else 0)
+
+
+def _product_input_bytes_per_token(spec: ModelSpec, dtype_bytes: int, residual_bytes: int) -> int:
     query_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    norms = 2 * _norm_bytes_per_token(spec, residual_bytes)
+    norms = 0
     if spec.qk_norm:
         norms += residual_bytes * (query_dim + kv_dim + spec.num_heads + spec.num_kv_heads)
     # Input of the three layers; queries, keys, values; attention's output.
@@ -158,8 +167,7 @@ def _block_bytes_per_token(spec: ModelSpec, dtype_bytes: int, residual_bytes: in
     attention += 0 if spec.attention_dropout else max(dtype_bytes, 4) * spec.num_heads
     # Input; gate, its silu, up and their product; or up and its gelu.
     mlp = dtype_bytes * (spec.dim + (4 if spec.mlp == "swiglu" else 2) * spec.ffn_dim)
-    # A byte for each number of both branches: kept or not.
-    return norms + attention + mlp + (2 * spec.dim if spec.dropout else 0)
+    return norms + attention + mlp
 
 
 def _product_bytes_per_token(spec: ModelSpec, dtype_bytes: int) -> tuple[int, int]:

@@ -34,7 +34,8 @@ def generate(
         top_k: sample among so many most likely tokens.
         stop_id: ends the text and is not returned.
 
-    The model sees the last `max_sequence_length` tokens. Where it is split, all its ranks call this alike. Its training or evaluation mode is given back.
+    The model sees the last `max_sequence_length` tokens. Its training or evaluation mode is given back. Where it is split,
+    all its ranks call this alike.
 
     Raises:
         JobError: an empty prompt, a token outside the vocabulary, or a temperature or top_k out of range.

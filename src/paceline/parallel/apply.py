@@ -13,7 +13,8 @@ from paceline.checkpoint.boxes import Placement
 from paceline.parallel.ddp.apply import BucketReducer, LocalReducer
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.fsdp.config import FsdpConfig
-from paceline.parallel.mesh import REPLICAS, SHARDS, TOKENS, Mesh
+from paceline.parallel.layout import REPLICAS, SHARDS, TOKENS
+from paceline.parallel.mesh import Mesh
 from paceline.parallel.precision.master import MasterWeights
 from paceline.parallel.reducer import Reducer
 from paceline.parallel.registry import strategies

@@ -38,7 +38,9 @@ class ParallelSection(Section, frozen=True):
     ] = None
     pp_layers: Annotated[
         tuple[Annotated[int, Meta(ge=1)], ...] | None,
-        Meta(description="Blocks of each stage, such as [3, 3, 2]. auto: balanced by cost, the head counted.", extra=AUTO),
+        Meta(
+            description="Blocks of each stage, such as [3, 3, 2]. auto: balanced by cost, the head counted.", extra=AUTO
+        ),
     ] = None
     sequence_parallel: Annotated[
         bool | None,

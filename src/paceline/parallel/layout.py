@@ -17,6 +17,15 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 DATA_AXES = "dp"
 """`dp_replicate` and `dp_shard` together: the ranks that read samples of their own."""
 
+SHARDS = ("dp_shard", "cp")
+"""Axes that fully sharded state is split over: context ranks hold equal weights, so they take a part each."""
+
+REPLICAS = ("dp_replicate", "cp")
+"""Axes whose ranks hold equal whole gradients of different tokens where nothing is sharded."""
+
+TOKENS = ("dp_replicate", "dp_shard", "cp")
+"""Axes whose ranks see different tokens."""
+
 MODEL_AXES = ("pp", "cp", "tp")
 """Axes that split one replica's model or sequences: their ranks read the same samples."""
 
@@ -43,6 +52,16 @@ class Layout(msgspec.Struct, frozen=True):
 
     def degrees(self) -> dict[str, int]:
         return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def shards(self) -> int:
+        """Parts that the state of a replica is cut into by sharding; 1 without it."""
+        return self.dp_shard * self.cp if self.dp_shard > 1 else 1
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights or parts of them, and sum their gradients as replicas do."""
+        return self.dp_replicate if self.dp_shard > 1 else self.dp_replicate * self.cp
 
     def split_axes(self) -> tuple[str, ...]:
         """Axes of more than one rank."""
@@ -89,9 +108,9 @@ class Layout(msgspec.Struct, frozen=True):
         return " ".join(named) or "one rank"
 
 
-def axes_name(axes: tuple[str, ...]) -> str:
-    """How the group of several axes is called: `dp` for both data axes, else the names with a plus between."""
-    ordered = [axis for axis in AXES if axis in axes]
+def axes_name(layout: Layout, axes: tuple[str, ...] = AXES) -> str:
+    """How the group over several axes is called: those that split something, with a plus between, `dp` for both data axes."""
+    ordered = [axis for axis in layout.split_axes() if axis in axes]
     if "dp_replicate" in ordered and "dp_shard" in ordered:
         at = ordered.index("dp_replicate")
         ordered[at : at + 2] = [DATA_AXES]

@@ -16,16 +16,20 @@ from paceline.model.spec import ModelSpec, parameters
 from paceline.optim.config import OptimizerSection
 from paceline.optim.cost import moments_bytes
 from paceline.parallel.batch import BatchPlan
+from paceline.parallel.control import control
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.ddp.cost import cost as ddp_cost
 from paceline.parallel.fsdp.config import FsdpConfig
 from paceline.parallel.fsdp.cost import cost as fsdp_cost
+from paceline.parallel.fsdp.cost import own_part
 from paceline.parallel.layout import Layout
 from paceline.parallel.offload.cost import resident_moments_bytes
 from paceline.parallel.precision.config import ELEMENT_BYTES
 from paceline.parallel.recompute.cost import peak_bytes
 from paceline.parallel.registry import strategies
-from paceline.parallel.strategy import Cost, ParameterSize, StateBytes
+from paceline.parallel.strategy import Cost, ParameterSize, StateBytes, Work
+from paceline.parallel.tensor.config import NO_TENSOR, TensorConfig, placement, rank_spec
+from paceline.parallel.tensor.cost import exchange, partial_sums
 from paceline.parallel.transforms import NO_TRANSFORMS, Transforms
 from paceline.units import MiB
 
@@ -67,12 +71,10 @@ class RankMemory(msgspec.Struct, frozen=True):
         return {**msgspec.structs.asdict(self), "total_bytes": self.total_bytes}
 
 
-def parameter_sizes(spec: ModelSpec, element_bytes: int) -> list[ParameterSize]:
-    """Trainable parameters of a catalogue model in the module's order."""
-    return [
-        ParameterSize(p.name, math.prod(p.shape), element_bytes, rows=p.shape[0], unit=p.layer)
-        for p in parameters(spec)
-    ]
+def parameter_sizes(spec: ModelSpec, element_bytes: int, tp: int = 1, tp_rank: int = 0) -> list[ParameterSize]:
+    """Trainable parameters of a catalogue model in the module's order, as a rank of `tp` holds them before sharding."""
+    boxes = [(p, placement(p, spec, tp, tp_rank).box.shape) for p in parameters(spec)]
+    return [ParameterSize(p.name, math.prod(s), element_bytes, rows=s[0], unit=p.layer) for p, s in boxes]
 
 
 def layout_cost(
@@ -83,13 +85,46 @@ def layout_cost(
     fsdp: FsdpConfig,
     accumulation: int,
     rank: int = 0,
+    *,
+    tensor: TensorConfig = NO_TENSOR,
+    work: Work | None = None,
 ) -> Cost:
-    """State bytes on a rank (rank 0 has most) and collectives of the layout's strategies, for one optimizer step."""
+    """State bytes on a rank and collectives of the layout's strategies, for one optimizer step.
+
+    Args:
+        sizes: what the rank holds before sharding.
+        rank: in the world; number 0 has most.
+        tensor: settings of `tp`, whose exchange is stated where the `work` is given.
+    """
+    at = layout.coordinates(rank)
+    shard_rank = at["dp_shard"] * layout.cp + at["cp"] if layout.shards > 1 else 0
     if "fsdp" in strategies(layout):
-        return fsdp_cost(sizes, optimizer, layout, fsdp, accumulation, rank % layout.dp_shard)
-    elements = sum(p.elements for p in sizes)
-    width = sizes[0].element_bytes if sizes else 4
-    return ddp_cost(sizes, moments_bytes(optimizer, elements, len(sizes), width), layout, ddp)
+        cost = fsdp_cost(sizes, optimizer, layout, fsdp, accumulation, shard_rank)
+    else:
+        elements = sum(p.elements for p in sizes)
+        width = sizes[0].element_bytes if sizes else 4
+        cost = ddp_cost(sizes, moments_bytes(optimizer, elements, len(sizes), width), layout, ddp)
+    collectives = [*cost.collectives, *control(layout)]
+    if work is not None and tensor.degree > 1:
+        held = {p.name: own_part(p, layout.shards, shard_rank) * p.element_bytes for p in sizes}
+        collectives += exchange(work, tensor, layout.cp) + partial_sums(work.spec, tensor, held)
+    return msgspec.structs.replace(cost, collectives=tuple(c for c in collectives if c.count))
+
+
+def work_of(
+    spec: ModelSpec, batch: BatchPlan, sequence_length: int, precision: str, transforms: Transforms = NO_TRANSFORMS
+) -> Work:
+    """What a rank computes in a step."""
+    return Work(
+        spec, batch.microbatch, batch.accumulation, sequence_length, ELEMENT_BYTES[precision],
+        2 if transforms.parameter_dtype == "bf16" else weight_bytes(precision), transforms.recompute,
+        transforms.loss_chunk_tokens, half=precision == "fp16",
+    )  # fmt: skip
+
+
+def weight_bytes(precision: str) -> int:
+    """Of one weight as the optimizer has it."""
+    return 8 if precision == "fp64" else 4
 
 
 def rank_memory(
@@ -104,15 +139,19 @@ def rank_memory(
     precision: str,
     device_kind: str,
     transforms: Transforms = NO_TRANSFORMS,
+    tensor: TensorConfig = NO_TENSOR,
 ) -> RankMemory:
-    """Memory of each rank for a catalogue model under a data-parallel layout."""
-    element_bytes = 8 if precision == "fp64" else 4
-    state = layout_cost(parameter_sizes(spec, element_bytes), layout, optimizer, ddp, fsdp, batch.accumulation).state
+    """Memory of each rank for a catalogue model under a layout."""
+    element_bytes = weight_bytes(precision)
+    sizes = parameter_sizes(spec, element_bytes, tensor.degree)
+    state = layout_cost(sizes, layout, optimizer, ddp, fsdp, batch.accumulation).state
     staging = staging_bytes(state, layout) if device_kind == "cpu" else 0
     state = transformed_state(state, transforms, len(parameters(spec)), element_bytes)
     compute_bytes = ELEMENT_BYTES[precision]
+    spec = rank_spec(spec, tensor.degree)
     activations = activation_bytes(
         spec, batch.microbatch, sequence_length, compute_bytes, recompute=transforms.recompute,
+        stream_ranks=tensor.degree if tensor.sequence_parallel else 1,
         residual_bytes=2 if transforms.parameter_dtype == "bf16" else element_bytes,
     )  # fmt: skip
     tokens = batch.microbatch * sequence_length

@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from paceline.parallel.layout import AXES, Layout
+from paceline.parallel.layout import AXES, REPLICAS, SHARDS, TOKENS, Layout
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Axes = tuple[str, ...]
-
-SHARDS: Axes = ("dp_shard", "cp")
-"""Axes that fully sharded state is split over: context ranks hold equal weights, so they take a part each."""
-REPLICAS: Axes = ("dp_replicate", "cp")
-"""Axes whose ranks hold equal whole gradients of different tokens where nothing is sharded."""
-TOKENS: Axes = ("dp_replicate", "dp_shard", "cp")
-"""Axes whose ranks see different tokens."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from typing import Literal
 
 import msgspec
 
+from paceline.model.flop import Recompute
+from paceline.model.spec import ModelSpec
+
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
 
 
@@ -60,6 +63,24 @@ class StateBytes(msgspec.Struct, frozen=True):
     @property
     def total(self) -> int:
         return self.parameters + self.gradients + self.moments + self.master + self.gathered + self.buffers
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a rank computes in an optimizer step, for strategies whose exchange depends on it.
+
+    `stream_bytes` are those of a number between blocks, `compute_bytes` those in products (`half`: of float16);
+    `sequence_length` is whole.
+    """
+
+    spec: ModelSpec
+    microbatch: int
+    accumulation: int
+    sequence_length: int
+    compute_bytes: int
+    stream_bytes: int
+    recompute: Recompute = "none"
+    loss_chunk_tokens: int = 0
+    half: bool = False
 
 
 class Cost(msgspec.Struct, frozen=True):

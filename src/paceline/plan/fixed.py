@@ -8,9 +8,9 @@ import msgspec
 
 from paceline.checkpoint.space import checkpoint_bytes
 from paceline.job.memory_advice import memory_advice
-from paceline.job.resolve import Resolved
+from paceline.job.resolve import Resolved, resolved_cost
 from paceline.parallel.fsdp.config import fsdp_config
-from paceline.parallel.memory import RankMemory, layout_cost, parameter_sizes, rank_memory
+from paceline.parallel.memory import RankMemory, rank_memory
 from paceline.parallel.strategy import Collective
 from paceline.units import format_bytes
 
@@ -86,16 +86,13 @@ def by_stage(resolved: Resolved) -> dict[int, RankMemory]:
             resolved.spec, resolved.layout, resolved.batch, resolved.job.optimizer, resolved.ddp,
             fsdp_config(parallel, resolved.precision), transforms=resolved.transforms,
             sequence_length=resolved.job.data.sequence_length, precision=resolved.precision,
-            device_kind=resolved.host.device_kind,
+            device_kind=resolved.host.device_kind, tensor=resolved.tensor,
         )  # fmt: skip
     return stages
 
 
 def _collectives(resolved: Resolved) -> tuple[Collective, ...]:
-    sizes = parameter_sizes(resolved.spec, 8 if resolved.precision == "fp64" else 4)
-    return layout_cost(
-        sizes, resolved.layout, resolved.job.optimizer, resolved.ddp, resolved.fsdp, resolved.batch.accumulation
-    ).collectives
+    return resolved_cost(resolved).collectives
 
 
 def describe(resolved: Resolved, document: dict[str, Any]) -> str:

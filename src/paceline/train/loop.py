@@ -13,7 +13,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.parallel.collectives import gather_objects
-from paceline.parallel.ddp.cost import VOTES
+from paceline.parallel.control import VOTES
 from paceline.run.records import Eval, Record, Samples, Step, Window
 from paceline.telemetry.timers import StepTimers
 from paceline.train.evaluate import evaluate

@@ -33,7 +33,7 @@ _MAY_CHANGE_KEYS = (
     *("parallel.bucket_bytes", "parallel.overlap", "parallel.reduce_dtype", "parallel.compile"),
     # Derived anew from the layout and the place; the global batch is what stays.
     *("batch.microbatch", "parallel.loss_chunk_tokens", "parallel.offload_dir"),
-    *("parallel.zero_stage", "parallel.reduce_every", "parallel.ranks"),
+    *("parallel.zero_stage", "parallel.reduce_every", "parallel.ranks", "parallel.sequence_parallel"),
 )
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from paceline.optim.clip import clip_factor
 from paceline.optim.optimizer import apply_step
 from paceline.parallel.collectives import start_sum
-from paceline.parallel.ddp.cost import VOTES
+from paceline.parallel.control import VOTES
 from paceline.parallel.precision.loss_scale import LossScale
 from paceline.parallel.precision.master import MasterWeights
 from paceline.parallel.reducer import Reducer

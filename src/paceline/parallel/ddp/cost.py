@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.parallel.ddp.config import AXIS, DdpConfig
-from paceline.parallel.layout import Layout
+from paceline.parallel.ddp.config import DdpConfig
+from paceline.parallel.layout import REPLICAS, Layout, axes_name
 from paceline.parallel.strategy import Collective, Cost, ParameterSize, StateBytes, total_bytes
-
-CONTROL_VALUES = 4
-"""Numbers that all ranks sum once a step beside the gradients, in float64: loss sum, weight, and the votes `VOTES`."""
-
-VOTES = ("save", "busy")
-"""What ranks tell each other with every step: that a save is due, and that the one before is still being written."""
 
 
 def partition(parameters: Sequence[ParameterSize], bucket_bytes: int) -> list[list[int]]:
@@ -37,10 +31,10 @@ def partition(parameters: Sequence[ParameterSize], bucket_bytes: int) -> list[li
 def cost(parameters: Sequence[ParameterSize], moments_bytes: int, layout: Layout, config: DdpConfig) -> Cost:
     """State and collectives of one optimizer step on each rank.
 
-    On one rank nothing is reduced. With `reduce_bf16` each bucket is copied into a bf16 buffer that is kept.
+    Without replicas nothing is reduced. With `reduce_bf16` each bucket is copied into a bf16 buffer that is kept.
     """
     size = total_bytes(parameters)
-    if layout.dp_replicate == 1:
+    if layout.replicas == 1:
         return Cost(StateBytes(parameters=size, gradients=size, moments=moments_bytes), ())
     elements = sum(p.elements for p in parameters)
     on_wire = elements * 2 if config.reduce_bf16 else size
@@ -51,19 +45,11 @@ def cost(parameters: Sequence[ParameterSize], moments_bytes: int, layout: Layout
         (
             Collective(
                 kind="all_reduce",
-                axis=AXIS,
+                axis=axes_name(layout, REPLICAS),
                 count=len(partition(parameters, config.bucket_bytes)),
                 size_bytes=on_wire,
                 overlaps="backward" if config.overlap else "nothing",
                 purpose="gradients",
-            ),
-            Collective(
-                kind="all_reduce",
-                axis=AXIS,
-                count=1,
-                size_bytes=CONTROL_VALUES * 8,
-                overlaps="backward",
-                purpose="loss",
             ),
         ),
     )

@@ -21,7 +21,8 @@ from paceline.optim.clip import gradient_norm
 from paceline.parallel.ddp.apply import BucketReducer
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.fsdp.config import FsdpConfig
-from paceline.parallel.mesh import SHARDS, TOKENS, Mesh
+from paceline.parallel.layout import SHARDS, TOKENS
+from paceline.parallel.mesh import Mesh
 
 GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -26,13 +26,10 @@ import msgspec
 from paceline.optim.config import OptimizerSection
 from paceline.optim.cost import moments_bytes
 from paceline.parallel.ddp.config import DEFAULT_BUCKET_BYTES
-from paceline.parallel.ddp.cost import CONTROL_VALUES, partition
-from paceline.parallel.fsdp.config import AXIS, REPLICA_AXIS, FsdpConfig
-from paceline.parallel.layout import DATA_AXES, Layout
+from paceline.parallel.ddp.cost import partition
+from paceline.parallel.fsdp.config import REPLICA_AXIS, FsdpConfig
+from paceline.parallel.layout import SHARDS, TOKENS, Layout, axes_name
 from paceline.parallel.strategy import Collective, Cost, ParameterSize, StateBytes, total_bytes
-
-NORM_BYTES = 8
-"""The sum of squares of a rank's gradients, in float64."""
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -108,23 +105,21 @@ def cost(
     `buffers` are the padding of parts and, at the peak, the whole gradient and the reduction buffer of one unit.
     """
     split, whole = shardable(parameters)
-    units = units_of(split, layout.dp_shard, config)
+    units = units_of(split, layout.shards, config)
     keeps_whole = accumulation > 1 and not config.reduce_every_microbatch
-    at_rest = _at_rest(split, whole, optimizer, layout.dp_shard, shard_rank)
+    at_rest = _at_rest(split, whole, optimizer, layout.shards, shard_rank)
     in_window = at_rest
     if accumulation > 1:
-        in_window = _in_window(split, whole, units, at_rest, layout.dp_shard, shard_rank, config)
+        in_window = _in_window(split, whole, units, at_rest, layout.shards, shard_rank, config)
     state = msgspec.structs.replace(
         in_window,
-        gathered=_gathered_peak(units, layout.dp_shard, config),
-        buffers=in_window.buffers + _reduction_peak(units, layout.dp_shard, keeps_whole),
+        gathered=_gathered_peak(units, layout.shards, config),
+        buffers=in_window.buffers + _reduction_peak(units, layout.shards, keeps_whole),
     )
     collectives = (
         *_gathers(units, layout, config, accumulation),
         *_reductions(units, layout, config, accumulation),
         *_replicated(whole, layout),
-        Collective("all_reduce", _every_axis(layout), 1, CONTROL_VALUES * 8, "backward", "loss"),
-        Collective("all_reduce", AXIS, 1, NORM_BYTES, "nothing", "gradient norm"),
     )
     return Cost(state, tuple(c for c in collectives if c.count), at_rest, in_window)
 
@@ -189,19 +184,19 @@ def _reduction_peak(units: Sequence[Unit], parts: int, keeps_whole: bool) -> int
 
 
 def _gathers(units: Sequence[Unit], layout: Layout, config: FsdpConfig, accumulation: int) -> tuple[Collective, ...]:
-    sizes = [(u.block, u.part * layout.dp_shard * u.gathered_width) for u in units]
+    sizes = [(u.block, u.part * layout.shards * u.gathered_width) for u in units]
     times = 1 if config.zero_stage == 1 else accumulation
     gathers = [
         Collective(
-            kind="all_gather", axis=AXIS, count=times * len(sizes), size_bytes=times * sum(size for _, size in sizes),
-            overlaps="forward", purpose="weights, forward",
+            kind="all_gather", axis=axes_name(layout, SHARDS), count=times * len(sizes),
+            size_bytes=times * sum(size for _, size in sizes), overlaps="forward", purpose="weights, forward",
         )
     ]  # fmt: skip
     blocks = [size for block, size in sizes if block]
     if config.zero_stage == 3 and blocks:
         gathers.append(
             Collective(
-                kind="all_gather", axis=AXIS, count=times * len(blocks), size_bytes=times * sum(blocks),
+                kind="all_gather", axis=axes_name(layout, SHARDS), count=times * len(blocks), size_bytes=times * sum(blocks),
                 overlaps="backward", purpose="weights, backward",
             )
         )  # fmt: skip
@@ -213,8 +208,8 @@ def _reductions(units: Sequence[Unit], layout: Layout, config: FsdpConfig, accum
     times = accumulation if config.reduce_every_microbatch else 1
     parts = [u.trainable_part * u.reduced_width for u in trained]
     scatters = Collective(
-        kind="reduce_scatter", axis=AXIS, count=times * len(parts), size_bytes=times * sum(parts) * layout.dp_shard,
-        overlaps="backward", purpose="gradients",
+        kind="reduce_scatter", axis=axes_name(layout, SHARDS), count=times * len(parts),
+        size_bytes=times * sum(parts) * layout.shards, overlaps="backward", purpose="gradients",
     )  # fmt: skip
     if layout.dp_replicate == 1:
         return (scatters,)
@@ -231,8 +226,6 @@ def _replicated(whole: Sequence[ParameterSize], layout: Layout) -> tuple[Collect
     """What is kept whole is reduced in buckets over all data ranks, once a step."""
     trained = [p for p in whole if p.trainable]
     count = len(partition(trained, DEFAULT_BUCKET_BYTES))
-    return (Collective("all_reduce", _every_axis(layout), count, total_bytes(trained), "backward", "whole gradients"),)
-
-
-def _every_axis(layout: Layout) -> str:
-    return AXIS if layout.dp_replicate == 1 else DATA_AXES
+    return (
+        Collective("all_reduce", axes_name(layout, TOKENS), count, total_bytes(trained), "backward", "whole gradients"),
+    )

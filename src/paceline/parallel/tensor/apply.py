@@ -9,7 +9,7 @@ Shapes: B sequences, L positions, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,6 @@ from paceline.parallel.tensor.collectives import (
     sum_to_slice,
 )
 from paceline.parallel.tensor.config import AXIS, TensorConfig, copies_of, is_partial, kv_copies, placements
-
-Leave = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 class TensorShare(Share):
@@ -126,7 +124,7 @@ def split_decoder(model: Decoder, spec: ModelSpec, mesh: Mesh, config: TensorCon
 def vocabulary_rows(spec: ModelSpec, degree: int) -> tuple[list[int], list[int]]:
     """First row and number of rows of each rank."""
     ends = [spec.vocab_size * at // degree for at in range(degree + 1)]
-    return ends[:-1], [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+    return ends[:-1], [end - begin for begin, end in itertools.pairwise(ends)]
 
 
 def vocabulary_part(spec: ModelSpec, mesh: Mesh) -> VocabularyPart:

@@ -29,6 +29,9 @@ class TensorConfig(msgspec.Struct, frozen=True):
     sequence_parallel: bool = False
 
 
+NO_TENSOR = TensorConfig()
+
+
 def tensor_config(
     parallel: ParallelSection, spec: ModelSpec, layout: Layout, sequence_length: int, is_set: Callable[[str], bool]
 ) -> TensorConfig:
@@ -46,7 +49,7 @@ def tensor_config(
                 values={"sequence_parallel": asked, "tp": 1},
                 hint="Remove it, or set parallel.tp.",
             )
-        return TensorConfig()
+        return NO_TENSOR
     _check_model(spec, layout.tp)
     divides = sequence_length % (layout.cp * layout.tp) == 0
     if asked and not divides:
@@ -59,6 +62,17 @@ def tensor_config(
             hint=f"Set data.sequence_length={near}, or parallel.sequence_parallel=false.",
         )
     return TensorConfig(layout.tp, divides if asked is None else asked)
+
+
+def rank_spec(spec: ModelSpec, degree: int) -> ModelSpec:
+    """What one rank computes with, as a model of its own: its heads, its slices; rank 0 has most rows of the vocabulary."""
+    return msgspec.structs.replace(
+        spec,
+        num_heads=spec.num_heads // degree,
+        num_kv_heads=max(1, spec.num_kv_heads // degree),
+        ffn_dim=spec.ffn_dim // degree,
+        vocab_size=-(-spec.vocab_size // degree),
+    )
 
 
 def kv_copies(spec: ModelSpec, degree: int) -> int:

@@ -103,9 +103,10 @@ class _GatherColumns(torch.autograd.Function):
         ctx.own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
         padded = x.new_zeros(*x.shape[:-1], max(sizes))
         padded[..., : x.shape[-1]] = x
-        gathered = x.new_empty(len(sizes), *padded.shape)
-        dist.all_gather_into_tensor(gathered, padded, group=group)
-        return torch.cat([part[..., :size] for part, size in zip(gathered, sizes, strict=True)], dim=-1)
+        gathered = x.new_empty(len(sizes) * padded.numel())
+        dist.all_gather_into_tensor(gathered, padded.view(-1), group=group)
+        parts = gathered.view(len(sizes), *padded.shape)
+        return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], dim=-1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -20,6 +20,7 @@ from paceline.cluster.probe import Host
 from paceline.job.load import load_job
 from paceline.job.resolve import Resolved, resolve_job, resolved_cost
 from paceline.optim.optimizer import build_optimizer
+from paceline.parallel.context.apply import batch_part
 from paceline.parallel.fsdp.apply import ShardedReducer, held_bytes
 from paceline.parallel.layout import AXES, Layout, axes_name
 from paceline.parallel.mesh import build_mesh
@@ -42,11 +43,12 @@ MODEL = [
 
 @dataclass(frozen=True)
 class Case:
-    """A layout on a number of ranks, as overrides of the suite's job."""
+    """A layout on a number of ranks, as overrides of the suite's job; with `documents` packed into its sequences."""
 
     name: str
     world_size: int
     overrides: tuple[str, ...] = ()
+    documents: bool = False
 
 
 def _fsdp(ranks: int, stage: int) -> tuple[str, ...]:
@@ -96,6 +98,88 @@ CASES = [
 ]
 
 
+CONTEXT = [
+    Case("cp-2", 2, ("parallel.cp=2",)),
+    Case("cp-3, documents", 3, ("parallel.cp=3", "data.sequence_length=24"), documents=True),
+    Case("cp-4 accumulating, learned positions", 4,
+         ("parallel.cp=4", "batch.microbatch=2", "model.positions=learned")),
+    Case("cp-4 with dropout, documents", 4,
+         ("parallel.cp=4", "model.dropout=0.2", "model.attention_dropout=0.3"), documents=True),
+    Case("cp-2 by all-to-all, with dropout, documents", 2,
+         ("parallel.cp=2", "parallel.cp_method=alltoall", "model.attention_dropout=0.3"), documents=True),
+    Case("cp-4 by all-to-all, heads repeated", 4, ("parallel.cp=4", "parallel.cp_method=alltoall")),
+    Case("cp-2 dp-2, recomputing", 4, ("parallel.cp=2", "parallel.recompute=full", "batch.microbatch=3")),
+    Case("cp-2 dp-2 by all-to-all, recomputing", 4,
+         ("parallel.cp=2", "parallel.cp_method=alltoall", "parallel.recompute=selective")),
+    Case("cp-2 fsdp-2 stage 3", 4, ("parallel.cp=2", *_fsdp(2, 3)), documents=True),
+    Case("cp-2 fsdp-2 stage 1 accumulating", 4, ("parallel.cp=2", *_fsdp(2, 1), "batch.microbatch=2")),
+    Case("cp-2 tp-2", 4, ("parallel.cp=2", "parallel.tp=2"), documents=True),
+    Case("cp-2 tp-2 by all-to-all", 4, ("parallel.cp=2", "parallel.tp=2", "parallel.cp_method=alltoall")),
+    Case("dp-2 cp-2 tp-2", 8, ("parallel.cp=2", "parallel.tp=2", "model.dropout=0.1")),
+]  # fmt: skip
+CASES += CONTEXT
+
+
+def _pp(ranks: int, layers: int, schedule: str = "1f1b", microbatch: int = 2) -> tuple[str, ...]:
+    return (f"parallel.pp={ranks}", f"parallel.pp_schedule={schedule}", f"model.num_layers={layers}",
+            f"batch.microbatch={microbatch}")  # fmt: skip
+
+
+PIPELINE = [
+    Case("pp-2 1f1b", 2, _pp(2, 3), documents=True),
+    Case("pp-4 1f1b tied, learned positions", 4,
+         (*_pp(4, 5), "model.tie_embeddings=true", "model.positions=learned")),
+    Case("pp-2 gpipe, one micro-batch", 2, _pp(2, 2, "gpipe", 12)),
+    Case("pp-4 gpipe, chunked loss", 4, (*_pp(4, 4, "gpipe", 4), "parallel.loss_chunk_tokens=16")),
+    Case("pp-2 interleaved, tied", 2, (*_pp(2, 4, "interleaved-1f1b"), "model.tie_embeddings=true")),
+    Case("pp-4 interleaved", 4, _pp(4, 8, "interleaved-1f1b", 3)),
+    Case("pp-2 zero-bubble, chunked loss, qk norm, dropout", 2,
+         (*_pp(2, 3, "zero-bubble"), "parallel.loss_chunk_tokens=8", "model.qk_norm=true", "model.dropout=0.2"),
+         documents=True),
+    Case("pp-4 zero-bubble tied, biases", 4, (*_pp(4, 4, "zero-bubble", 3), "model.tie_embeddings=true",
+         "model.qkv_bias=true")),
+    Case("pp-2 zero-bubble of 2 stages", 2, (*_pp(2, 4, "zero-bubble"), "parallel.pp_stages_per_rank=2")),
+    Case("pp-2 zbv tied", 2, (*_pp(2, 4, "zbv"), "model.tie_embeddings=true")),
+    Case("pp-4 zbv", 4, _pp(4, 8, "zbv", 1)),
+    Case("pp-2 dp-2 zero-bubble", 4, _pp(2, 2, "zero-bubble", 1)),
+    Case("pp-2 dp-2 recomputing", 4, (*_pp(2, 2, "1f1b", 3), "parallel.recompute=full")),
+    Case("pp-2 fsdp-2 tied", 4, (*_pp(2, 3), "parallel.dp_shard=2", "model.tie_embeddings=true")),
+    Case("pp-2 fsdp-2 interleaved", 4, (*_pp(2, 4, "interleaved-1f1b", 1), "parallel.dp_shard=2")),
+    Case("pp-2 fsdp-2 zero-bubble", 4, (*_pp(2, 3, "zero-bubble", 1), "parallel.dp_shard=2")),
+    Case("pp-2 tp-2 tied", 4, (*_pp(2, 2), "parallel.tp=2", "model.tie_embeddings=true", "model.qk_norm=true")),
+    Case("pp-2 cp-2 zero-bubble", 4, (*_pp(2, 2, "zero-bubble"), "parallel.cp=2"), documents=True),
+    Case("pp-2 fsdp-2 tp-2", 8, (*_pp(2, 2, "1f1b", 1), "parallel.dp_shard=2", "parallel.tp=2",
+         "model.tie_embeddings=true")),
+]  # fmt: skip
+CASES += PIPELINE
+
+DROPOUT = ("model.dropout=0.2", "model.attention_dropout=0.3")
+TENSOR = [
+    Case("tp-2", 2, ("parallel.tp=2",), documents=True),
+    Case("tp-3, uneven vocabulary", 3,
+         ("parallel.tp=3", "model.num_heads=6", "model.num_kv_heads=3", "model.head_dim=8", *DROPOUT)),
+    Case("tp-4, shared key and value heads, tied, qk norm, biases", 4,
+         ("parallel.tp=4", "model.tie_embeddings=true", "model.qk_norm=true", "model.qkv_bias=true", *DROPOUT)),
+    Case("tp-4, all positions on each rank", 4,
+         ("parallel.tp=4", "parallel.sequence_parallel=false", "model.qk_norm=true", *DROPOUT)),
+    Case("tp-2, layer norm, biases, recomputing", 2,
+         ("parallel.tp=2", "model.norm=layernorm", "model.mlp=gelu", "model.bias=true", "parallel.recompute=full")),
+    Case("tp-2, layer norm, biases, all positions on each rank", 2,
+         ("parallel.tp=2", "model.norm=layernorm", "model.mlp=gelu", "model.bias=true",
+          "parallel.sequence_parallel=false")),
+    Case("tp-2, learned positions, recomputing some", 2,
+         ("parallel.tp=2", "model.positions=learned", "parallel.recompute=selective", *DROPOUT)),
+    Case("tp-2, chunked loss, accumulating", 2, ("parallel.tp=2", "batch.microbatch=4", "parallel.loss_chunk_tokens=24")),
+    Case("dp-2 tp-2 accumulating", 4, ("parallel.tp=2", "batch.microbatch=2")),
+    Case("fsdp-2 stage 3, tp-2 accumulating", 4, ("parallel.tp=2", *_fsdp(2, 3), "batch.microbatch=2")),
+    Case("fsdp-2 stage 1, tp-2 accumulating, tied", 4,
+         ("parallel.tp=2", *_fsdp(2, 1), "batch.microbatch=2", "model.tie_embeddings=true")),
+    Case("fsdp-3 stage 2, tp-2", 6, ("parallel.tp=2", *_fsdp(3, 2))),
+    Case("hsdp-2x2, tp-2", 8, ("parallel.tp=2", "parallel.dp_replicate=2", "parallel.dp_shard=2", *DROPOUT)),
+]  # fmt: skip
+CASES += TENSOR
+
+
 @dataclass
 class Trained:
     """What a run left on one rank."""
@@ -132,16 +216,16 @@ def train(rank: int, world_size: int, case: Case, steps: int, extra: Sequence[st
     reducer = applied.reducer
     optimizer = build_optimizer(resolved.job.optimizer, applied.parameters)
     step = TrainStep(
-        model, forward, loss, optimizer, reducer, group=group, prescale=1 / (GLOBAL_BATCH * LENGTH),
+        model, forward, loss, optimizer, reducer, group=group, prescale=1 / resolved.tokens_per_step,
         clip_norm=resolved.job.optimizer.clip_norm, device=device, autocast=autocast_of(resolved.precision, device),
-        counts=resolved.layout.counts_loss(rank),
+        counts=resolved.layout.counts_loss(rank), stages=applied.stages,
     )  # fmt: skip
     trained = Trained([], [], {}, {})
     for at in range(steps):
         counter = CollectiveCounter(resolved.layout)
         marks = _Marks(reducer)
         with counter if at == steps - 1 else nullcontext():
-            result = step(_share(at, rank, resolved), 1e-2, marks)
+            result = step(_share(at, rank, resolved, case.documents), 1e-2, marks)
         trained.losses.append(result.loss)
         trained.norms.append(result.grad_norm)
         trained.calls, trained.call_bytes = dict(counter.calls), dict(counter.sizes)
@@ -176,7 +260,7 @@ class _Marks:
 
     def __init__(self, reducer: Any) -> None:
         self.held: dict[str, int] = {}
-        self._reducer = reducer
+        self._reducer = getattr(reducer, "data", reducer)
         self._now: dict[str, int] = {}
 
     def __call__(self, part: str) -> None:
@@ -212,7 +296,10 @@ class CollectiveCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-KINDS = {"allreduce_": "all_reduce", "_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter"}
+KINDS = {
+    "allreduce_": "all_reduce", "_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter",
+    "alltoall_base_": "all_to_all", "send": "send_recv", "recv_": "send_recv",
+}  # fmt: skip
 
 
 def by_kind_and_axis(cost: Cost) -> tuple[dict[str, int], dict[str, int]]:
@@ -253,17 +340,27 @@ def _distinct_bytes(tensors: Any) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-def _share(step: int, rank: int, resolved: Resolved) -> list[dict[str, Tensor]]:
+def _share(step: int, rank: int, resolved: Resolved, documents: bool) -> list[dict[str, Any]]:
     """This rank's micro-batches of the global batch of `step`; a third of the labels is masked, unevenly by sample."""
     generator = torch.Generator().manual_seed(1000 + step)
-    tokens = torch.randint(0, VOCABULARY, (GLOBAL_BATCH, LENGTH + 1), generator=generator)
-    keep = torch.rand(GLOBAL_BATCH, LENGTH, generator=generator) < torch.linspace(0.3, 1.0, GLOBAL_BATCH)[:, None]
+    length = resolved.job.data.sequence_length
+    tokens = torch.randint(0, VOCABULARY, (GLOBAL_BATCH, length + 1), generator=generator)
+    keep = torch.rand(GLOBAL_BATCH, length, generator=generator) < torch.linspace(0.3, 1.0, GLOBAL_BATCH)[:, None]
     labels = tokens[:, 1:].where(keep, torch.tensor(-100))
-    per_rank = resolved.batch.per_rank
-    data_rank = resolved.layout.data_rank(rank)
-    own = slice(data_rank * per_rank, (data_rank + 1) * per_rank)
-    size = resolved.batch.microbatch
-    return [
-        {"tokens": t.contiguous(), "labels": y.contiguous()}
-        for t, y in zip(tokens[own, :-1].split(size), labels[own].split(size), strict=True)
-    ]
+    per_rank, size = resolved.batch.per_rank, resolved.batch.microbatch
+    first = resolved.layout.data_rank(rank) * per_rank
+    part_of = batch_part(resolved.layout, rank)
+    batches = []
+    for begin in range(first, first + per_rank, size):
+        own = slice(begin, begin + size)
+        batch = {"tokens": tokens[own, :-1].contiguous(), "labels": labels[own].contiguous(), "step": step,
+                 "sample_ids": torch.arange(begin, begin + size)}  # fmt: skip
+        batches.append(part_of({**batch, **(_documents(begin, size, length) if documents else {})}))
+    return batches
+
+
+def _documents(first: int, count: int, length: int) -> dict[str, Tensor]:
+    """Borders inside each sequence, others in each: documents within a chunk, across chunks and across ranks."""
+    inside = [n * length + (3 + first + n) % length for n in range(count)] + [n * length + length // 2 for n in range(count)]
+    borders = sorted({*(n * length for n in range(count + 1)), *inside})
+    return {"cumulative": torch.tensor(borders, dtype=torch.int32), "max_length": torch.tensor(length)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.parallel.pipeline.config import AXIS, PipelineConfig
-from paceline.parallel.pipeline.player import StageSeconds
+from paceline.parallel.pipeline.player import StageSeconds, play
 from paceline.parallel.strategy import Collective, ParameterSize
 
 
@@ -46,6 +46,19 @@ def peak_alive(config: PipelineConfig, microbatches: int, rank: int) -> int:
         "zbv": 2 * config.ranks,
     }[config.schedule]
     return min(most, microbatches * config.stages_per_rank)
+
+
+def describe_pipeline(config: PipelineConfig, microbatches: int) -> tuple[str, str]:
+    """Blocks of each stage, and what the schedule makes of them were they equal."""
+    equal = [StageSeconds(1.0, 1.0, 1.0)] * config.num_stages
+    played = play(config, microbatches, equal)
+    per_rank = f" x {config.stages_per_rank}" if config.stages_per_rank > 1 else ""
+    return (
+        " ".join(str(blocks) for blocks in config.layers),
+        f"blocks of the {config.num_stages} stages of {config.ranks}{per_rank} ranks; {config.schedule} over {microbatches} "
+        f"micro-batches waits {played.bubble:.0%} of a step of equal stages, and keeps up to "
+        f"{max(played.alive)} of them alive on a rank",
+    )
 
 
 def own_parameters(
@@ -88,6 +101,18 @@ def transfers(config: PipelineConfig, rank: int, microbatches: int, hidden_bytes
             borders += ends.count(rank)
     count = 2 * borders * microbatches
     return Collective("send_recv", AXIS, count, count * hidden_bytes, "nothing", "activations and their gradients")
+
+
+def border_traffic(
+    config: PipelineConfig, rank: int, microbatches: int, hidden_bytes: int, tied_bytes: int
+) -> list[Collective]:
+    """All that a rank exchanges with the other ranks of its pipeline in a step, but for what all ranks agree on.
+
+    Args:
+        tied_bytes: of this rank's part of the table's gradient where embeddings are tied; else 0.
+    """
+    found = [transfers(config, rank, microbatches, hidden_bytes)]
+    return [*found, tied_gradients(config, rank, tied_bytes)] if tied_bytes else found
 
 
 def tied_gradients(config: PipelineConfig, rank: int, size_bytes: int) -> Collective:

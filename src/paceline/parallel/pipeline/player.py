@@ -92,9 +92,22 @@ def play(
     return Play(
         step_seconds=max(clocks),
         busy_seconds=tuple(sum(p.end - p.begin for p in done) for done in played),
-        alive=tuple(_alive(actions) for actions in lists),
+        alive=tuple(peak_kept(config, microbatches, rank, [1] * config.num_stages) for rank in range(config.ranks)),
         ranks=tuple(tuple(done) for done in played),
     )
+
+
+def peak_kept(config: PipelineConfig, microbatches: int, rank: int, per_stage: Sequence[int]) -> int:
+    """The most that a rank keeps at once between forward and backward passes.
+
+    Args:
+        per_stage: what one micro-batch keeps in each stage of the model.
+    """
+    most = now = 0
+    for stage, kind, _ in order(config, microbatches)[rank]:
+        now += {"F": 1, "B": -1, "W": -1}.get(kind, 0) * per_stage[stage]
+        most = max(most, now)
+    return most
 
 
 def _seconds(action: Action, stage: StageSeconds, config: PipelineConfig) -> float:

@@ -41,6 +41,11 @@ def takes(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatches
     return True
 
 
+def config_takes(config: PipelineConfig, microbatches: int) -> bool:
+    """Whether a resolved pipeline, or none, can run so many micro-batches."""
+    return config.ranks == 1 or takes(config.schedule, config.ranks, config.stages_per_rank, microbatches)
+
+
 def default_stages_per_rank(schedule: ScheduleName) -> int:
     return 2 if schedule in ("interleaved-1f1b", "zbv") else 1
 
@@ -88,9 +93,9 @@ def check_microbatches(config: PipelineConfig, microbatches: int, per_rank: int)
     Raises:
         JobError: with the numbers, and micro-batches that would do.
     """
-    if config.ranks == 1 or takes(config.schedule, config.ranks, config.stages_per_rank, microbatches):
+    if config_takes(config, microbatches):
         return
-    valid = [m for m in range(1, per_rank + 1) if per_rank % m == 0 and _config_takes(config, m)]
+    valid = [m for m in range(1, per_rank + 1) if per_rank % m == 0 and config_takes(config, m)]
     if config.schedule == "1f1b":
         reason = (
             f"1f1b takes at least as many micro-batches as stages, {config.num_stages}, and there are {microbatches}"
@@ -117,8 +122,61 @@ def check_microbatches(config: PipelineConfig, microbatches: int, per_rank: int)
     )  # fmt: skip
 
 
-def _config_takes(config: PipelineConfig, microbatches: int) -> bool:
-    return takes(config.schedule, config.ranks, config.stages_per_rank, microbatches)
+def check_transforms(config: PipelineConfig, compiled: bool, parameter_dtype: str) -> None:
+    """Refuse what a backward pass in two parts cannot run over.
+
+    Raises:
+        JobError: compiled blocks, which have one backward; or 16-bit weights whose gradients are summed in fp32, since the
+            part for the weights puts them there in their own type.
+    """
+    if config.ranks == 1 or not config.splits_backward:
+        return
+    for key, found, reason, hint in (
+        ("compile", compiled, "compiled blocks have a backward in one part", "false"),
+        ("parameter_dtype", parameter_dtype == "bf16", "bf16 weights have fp32 gradients", "fp32"),
+    ):
+        if found:
+            raise JobError(
+                f"{reason}, and {config.schedule} runs it in two",
+                key=f"parallel.{key}",
+                values={"pp_schedule": config.schedule, key: found if key == "compile" else parameter_dtype},
+                hint=f"Set parallel.{key}={hint}, or parallel.pp_schedule=1f1b.",
+            )
+
+
+def check_sharding(parallel: ParallelSection, layout: Layout, is_set: Callable[[str], bool]) -> None:
+    """Refuse what a pipeline cannot do with sharded weights, and with gradients.
+
+    Raises:
+        JobError: a stage of sharding, or a reduction, that belongs to one micro-batch.
+    """
+    if layout.pp == 1:
+        return
+    if is_set("parallel.overlap") and parallel.overlap:
+        raise JobError(
+            "has no effect under a pipeline, which reduces gradients after a rank's last backward pass",
+            key="parallel.overlap",
+            values={"overlap": True, "pp": layout.pp},
+            hint="Remove it.",
+        )
+    if layout.dp_shard == 1:
+        return
+    why = "a pipeline needs the weights of a stage from the first pass of a step to its last"
+    if parallel.zero_stage in (2, 3):
+        raise JobError(
+            f"stage {parallel.zero_stage} would gather weights anew for every pass of every micro-batch: {why}, and keeps "
+            "them gathered",
+            key="parallel.zero_stage",
+            values={"zero_stage": parallel.zero_stage, "pp": layout.pp},
+            hint="Set parallel.zero_stage=1, or remove it.",
+        )
+    if parallel.reduce_every == "microbatch":
+        raise JobError(
+            "gradients of a stage are reduced once a step under a pipeline, after its last backward pass",
+            key="parallel.reduce_every",
+            values={"reduce_every": "microbatch", "pp": layout.pp},
+            hint="Remove it, or set parallel.reduce_every=step.",
+        )
 
 
 def _refuse_without_pipeline(parallel: ParallelSection, is_set: Callable[[str], bool]) -> None:

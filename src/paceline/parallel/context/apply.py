@@ -16,14 +16,17 @@ from paceline.parallel.mesh import Mesh
 Batch = dict[str, Any]
 
 
-def split_attention(model: Decoder, mesh: Mesh, config: ContextConfig) -> None:
+def split_attention(model: Decoder, mesh: Mesh, config: ContextConfig, *, compiled: bool = False) -> None:
     """Let every block attend over the ranks that share its sequences, in place. Weights stay as they are.
 
     Everything else in a decoder treats positions one by one: it takes this rank's as they come, with their positions.
+    Blocks that will be compiled are compiled around it.
     """
     group = mesh.group(AXIS)
-    if group is not None:
-        model.replace_attention(GatheredAttention(group) if config.method == "gather" else ExchangedAttention(group))
+    if group is None:
+        return
+    kind = GatheredAttention if config.method == "gather" else ExchangedAttention
+    model.replace_attention(kind(group, compiled=compiled))
 
 
 def batch_part(layout: Layout, rank: int) -> Callable[[Batch], Batch]:

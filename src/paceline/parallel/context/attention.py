@@ -6,6 +6,7 @@ chunks, H query heads, G key and value heads, K head width.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paceline.model.attention import Documents, plain, sdpa, sdpa_documents
+from paceline.model.attention import Attention, Documents, plain, sdpa, sdpa_documents
 from paceline.model.dropout import AttentionDropout
 from paceline.parallel.context import kernel
-from paceline.parallel.context.config import chunks_of, natural_order
+from paceline.parallel.context.config import chunks_of, heads_at_once, natural_order
 from paceline.parallel.context.kernel import Part
 from paceline.parallel.context.split import own_positions
 
@@ -57,18 +58,57 @@ class SplitSequence:
         return tuple(x.flatten(1, 2).transpose(1, 2) for x in own.permute(1, 2, 0, 3, 4, 5))
 
 
-class GatheredAttention:
+class SplitAttention(ABC):
+    """Attention that the ranks of a group compute together.
+
+    Args:
+        group: the ranks that share a sequence.
+        compiled: the blocks around it are compiled, and no graph may reorder its collectives.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, compiled: bool = False) -> None:
+        self.sequence = SplitSequence(group)
+        # Where nothing is compiled torch's compiler is not loaded, which takes seconds.
+        self._attend: Attention = torch.compiler.disable(self.attend) if compiled else self.attend
+
+    def __call__(
+        self,
+        q_BHPK: Tensor,
+        k_BGPK: Tensor,
+        v_BGPK: Tensor,
+        documents: Documents | None,
+        *,
+        scale: float,
+        dropout: AttentionDropout | None,
+    ) -> Tensor:
+        return self._attend(q_BHPK, k_BGPK, v_BGPK, documents, scale=scale, dropout=dropout)
+
+    @abstractmethod
+    def attend(
+        self,
+        q_BHPK: Tensor,
+        k_BGPK: Tensor,
+        v_BGPK: Tensor,
+        documents: Documents | None,
+        *,
+        scale: float,
+        dropout: AttentionDropout | None,
+    ) -> Tensor:
+        """As `model.attention.Attention`, for this rank's positions."""
+
+    @abstractmethod
+    def prepare(self, documents: Documents, batch: int, held: int, dtype: torch.dtype, dropping: bool) -> Documents:
+        """Documents as the kernel wants them, made once a forward for all blocks; `held` positions are this rank's."""
+
+
+class GatheredAttention(SplitAttention):
     """Queries stay; keys and values of the whole sequence are gathered, block after block.
 
     Only this rank's positions are kept for the backward pass, which gathers keys and values again: what is kept falls by
     the degree. Without documents a chunk sees the chunks before it wholly and itself causally, and no mask is made.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.sequence = SplitSequence(group)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(
+    def attend(
         self,
         q_BHPK: Tensor,
         k_BGPK: Tensor,
@@ -131,42 +171,60 @@ class _Gather(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """Attention of two chunks of queries to the gathered keys, part by part."""
+    """Attention of two chunks of queries to the gathered keys, some heads after the others, part by part."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, sequence: SplitSequence
     ) -> Tensor:
-        whole_k, whole_v = sequence.gather((k, v)).transpose(2, 3)
-        outputs, sums = [], []
-        for rows, parts in _parts(sequence, q.shape[2], bias):
-            found = [kernel.forward(q[:, :, rows], whole_k, whole_v, part, scale) for part in parts]
-            output, logsumexp = found[0] if len(found) == 1 else kernel.merge(*found)
-            outputs.append(output)
-            sums.append(logsumexp)
-        # Positions before heads in memory, as the next layer reads it.
-        merged = torch.cat([o.transpose(1, 2) for o in outputs], dim=1).transpose(1, 2)
-        ctx.save_for_backward(q, k, v, bias, merged, *sums)
+        output, logsumexp = _like(q), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+        for heads, kv_heads in _heads(q, k, sequence.degree):
+            whole_k, whole_v = sequence.gather((k[:, kv_heads], v[:, kv_heads])).transpose(2, 3)
+            for rows, parts in _parts(sequence, q.shape[2], bias):
+                found = [kernel.forward(q[:, heads, rows], whole_k, whole_v, part, scale) for part in parts]
+                merged = found[0] if len(found) == 1 else kernel.merge(*found)
+                output[:, heads, rows], logsumexp[:, heads, rows] = merged
+        ctx.save_for_backward(q, k, v, bias, output, logsumexp)
         ctx.scale, ctx.sequence = scale, sequence
-        return merged
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, output, *sums = ctx.saved_tensors
-        whole = ctx.sequence.gather((k, v))
-        grads = torch.zeros_like(whole)
-        (whole_k, whole_v), (grad_k, grad_v) = whole.transpose(2, 3), grads.transpose(2, 3)
-        grad_q = torch.zeros_like(q)
-        for (rows, parts), logsumexp in zip(_parts(ctx.sequence, q.shape[2], bias), sums, strict=True):
-            for part in parts:
-                share_q, share_k, share_v = kernel.backward(
-                    grad[:, :, rows], q[:, :, rows], whole_k, whole_v, part, ctx.scale, output[:, :, rows], logsumexp
-                )
-                grad_q[:, :, rows] += share_q
-                grad_k[:, :, part.keys] += share_k
-                grad_v[:, :, part.keys] += share_v
-        return (grad_q, *ctx.sequence.scatter(grads), None, None, None)
+        q, k, v, bias, output, logsumexp = ctx.saved_tensors
+        grad_q, grad_k, grad_v = _like(q).zero_(), _like(k), _like(v)
+        for heads, kv_heads in _heads(q, k, ctx.sequence.degree):
+            whole = ctx.sequence.gather((k[:, kv_heads], v[:, kv_heads]))
+            grads = torch.zeros_like(whole)
+            (whole_k, whole_v), (share_k, share_v) = whole.transpose(2, 3), grads.transpose(2, 3)
+            for rows, parts in _parts(ctx.sequence, q.shape[2], bias):
+                for part in parts:
+                    d_q, d_k, d_v = kernel.backward(
+                        *(x[:, heads, rows] for x in (grad, q)), whole_k, whole_v, part, ctx.scale,
+                        *(x[:, heads, rows] for x in (output, logsumexp)),
+                    )  # fmt: skip
+                    grad_q[:, heads, rows] += d_q
+                    share_k[:, :, part.keys] += d_k
+                    share_v[:, :, part.keys] += d_v
+            grad_k[:, kv_heads], grad_v[:, kv_heads] = ctx.sequence.scatter(grads)
+        return grad_q, grad_k, grad_v, None, None, None
+
+
+def _like(x_BHPK: Tensor) -> Tensor:
+    """An empty tensor of the same shape, positions before heads in memory, as the layers around attention have it."""
+    batch, heads, held, width = x_BHPK.shape
+    return x_BHPK.new_empty(batch, held, heads, width).transpose(1, 2)
+
+
+def _heads(q_BHPK: Tensor, k_BGPK: Tensor, degree: int) -> list[tuple[slice, slice]]:
+    """Query heads and the key and value heads that they share, group by group: those that are gathered at once."""
+    batch, kv_heads, held, width = k_BGPK.shape
+    each, queries = (
+        heads_at_once(kv_heads, batch, held * degree, width, k_BGPK.element_size()),
+        q_BHPK.shape[1] // kv_heads,
+    )
+    ends = [(begin, min(begin + each, kv_heads)) for begin in range(0, kv_heads, each)]
+    return [(slice(begin * queries, end * queries), slice(begin, end)) for begin, end in ends]
 
 
 def _parts(sequence: SplitSequence, held: int, bias_B1PL: Tensor | None) -> list[tuple[slice, list[Part]]]:
@@ -183,17 +241,13 @@ def _parts(sequence: SplitSequence, held: int, bias_B1PL: Tensor | None) -> list
     return parts
 
 
-class ExchangedAttention:
+class ExchangedAttention(SplitAttention):
     """Each rank exchanges its positions of all heads for all positions of its heads, attends, and exchanges back.
 
     Key and value heads fewer than ranks are repeated, so that each rank gets one; their gradients are summed.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.sequence = SplitSequence(group)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(
+    def attend(
         self,
         q_BHPK: Tensor,
         k_BGPK: Tensor,

@@ -15,8 +15,13 @@ from paceline.errors import JobError
 from paceline.model.spec import ModelSpec
 from paceline.parallel.config import ParallelSection
 from paceline.parallel.layout import Layout
+from paceline.units import MiB
 
 AXIS = "cp"
+
+GATHER_BYTES = 8 * MiB
+"""Keys and values that are gathered at once, as whole heads: what is there for a moment does not fall by the degree, and a
+message of this size is long enough to fill a link."""
 
 Method = Literal["gather", "alltoall"]
 
@@ -61,6 +66,11 @@ def natural_order(degree: int) -> list[int]:
     """Where each chunk stands in the ranks' parts laid end to end: the n-th number is the place of chunk n."""
     held = [chunk for rank in range(degree) for chunk in chunks_of(rank, degree)]
     return [held.index(chunk) for chunk in range(2 * degree)]
+
+
+def heads_at_once(kv_heads: int, batch: int, length: int, head_dim: int, element_bytes: int) -> int:
+    """Key and value heads that are gathered together; at least one."""
+    return max(1, min(kv_heads, GATHER_BYTES // (2 * batch * length * head_dim * element_bytes)))
 
 
 def exchanged_kv_heads(kv_heads: int, degree: int) -> int:

@@ -62,7 +62,10 @@ def _stopped_at(stop: int | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _in_a_hurry() -> Iterator[None]:
     """Without what takes a second and changes nothing: the matmul peak and the sample of text."""
-    with mock.patch.object(startup, "measured_peak", return_value=1e9), mock.patch.object(worker, "_sample"):
+    with (
+        mock.patch.object(startup, "measured_peak", return_value=1e9),
+        mock.patch.object(worker, "_sample", return_value="a sample"),
+    ):
         yield
 
 

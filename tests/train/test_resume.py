@@ -18,6 +18,8 @@ LAYOUTS = {
     "fsdp-3 stage 2": (3, ("parallel.dp_shard=3", "parallel.zero_stage=2", "batch.microbatch=2")),
     "fsdp-4 stage 1": (4, ("parallel.dp_shard=4", "parallel.zero_stage=1", "batch.microbatch=1")),
     "hsdp-2x2": (4, ("parallel.dp_replicate=2", "parallel.dp_shard=2")),
+    "tp-2": (2, ("parallel.tp=2",)),
+    "fsdp-2, tp-2": (4, ("parallel.dp_shard=2", "parallel.tp=2")),
 }
 
 

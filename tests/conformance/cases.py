@@ -361,6 +361,8 @@ def _share(step: int, rank: int, resolved: Resolved, documents: bool) -> list[di
 
 def _documents(first: int, count: int, length: int) -> dict[str, Tensor]:
     """Borders inside each sequence, others in each: documents within a chunk, across chunks and across ranks."""
-    inside = [n * length + (3 + first + n) % length for n in range(count)] + [n * length + length // 2 for n in range(count)]
+    inside = [n * length + (3 + first + n) % length for n in range(count)] + [
+        n * length + length // 2 for n in range(count)
+    ]
     borders = sorted({*(n * length for n in range(count + 1)), *inside})
     return {"cumulative": torch.tensor(borders, dtype=torch.int32), "max_length": torch.tensor(length)}

@@ -23,9 +23,14 @@ OPTIMIZERS = [(), ("optimizer.name=sgd", "optimizer.momentum=0.9")]
 
 
 @functools.cache
-def one_process(overrides: tuple[str, ...], optimizer: tuple[str, ...]) -> Trained:
-    model_only = tuple(o for o in overrides if o.startswith("model."))
-    return train(0, 1, Case("one process", 1, model_only), STEPS, optimizer)
+def one_process(overrides: tuple[str, ...], optimizer: tuple[str, ...], documents: bool = False) -> Trained:
+    # Passes through stages add up micro-batch by micro-batch, in the order of one process that takes the same ones: at 8
+    # blocks another order alone is worth 2e-9.
+    kept = (
+        ("model.", "data.", "batch.") if any(o.startswith("parallel.pp=") for o in overrides) else ("model.", "data.")
+    )
+    same_result = tuple(o for o in overrides if o.startswith(kept))
+    return train(0, 1, Case("one process", 1, same_result, documents), STEPS, optimizer)
 
 
 def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
@@ -39,7 +44,7 @@ def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "sgd"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_layout_never_changes_the_result(pool: Pool, case: Case, optimizer: tuple[str, ...]) -> None:
-    wanted = one_process(case.overrides, optimizer)
+    wanted = one_process(case.overrides, optimizer, case.documents)
     for found in pool.run(train, case.world_size, case, STEPS, optimizer):
         assert found.losses == pytest.approx(wanted.losses, rel=TOLERANCE)
         assert found.norms == pytest.approx(wanted.norms, rel=TOLERANCE)

@@ -28,6 +28,9 @@ from paceline.run.records import (
     Window,
 )
 
+UNSTAGED = tuple(part for part in PARTS if part != "bubble")
+"""The parts of a step without a pipeline."""
+
 T0 = 1_790_000_000.0
 GiB = 2**30
 
@@ -142,7 +145,7 @@ def make_job(path: Path) -> None:
 def _attempt(writer: RecordWriter, clock: Clock, rng: random.Random, first: int, last: int, total: int) -> None:
     clock.now += 4.2
     writer.write(_started(first, clock.now - 4.2))
-    sums: list[dict[str, list[float]]] = [{part: [] for part in PARTS} for _ in range(2)]
+    sums: list[dict[str, list[float]]] = [{part: [] for part in UNSTAGED} for _ in range(2)]
     for number in range(first + 1, last + 1):
         parts = _parts(rng, slow=number == first + 1)
         seconds = sum(parts.values())
@@ -155,7 +158,7 @@ def _attempt(writer: RecordWriter, clock: Clock, rng: random.Random, first: int,
         if number % 10 == 0 or number == last:
             for rank, lists in enumerate(sums):
                 writer.write(_window(number, rank, lists))
-            sums = [{part: [] for part in PARTS} for _ in range(2)]
+            sums = [{part: [] for part in UNSTAGED} for _ in range(2)]
         if number % 100 == 0:
             clock.now += 0.8
             writer.write(Eval(step=number, name="eval", loss=loss + 0.08, weight=51200, seconds=0.8))
@@ -187,7 +190,7 @@ def _step(n: int, total: int, loss: float, seconds: float, parts: dict[str, floa
 
 def _parts(rng: random.Random, *, slow: bool) -> dict[str, float]:
     means = (0.0004, 0.042, 0.071, 0.011, 0.0085, 0.0005, 0.0016)
-    parts = {part: max(1e-5, rng.gauss(mean, mean * 0.07)) for part, mean in zip(PARTS, means, strict=True)}
+    parts = {part: max(1e-5, rng.gauss(mean, mean * 0.07)) for part, mean in zip(UNSTAGED, means, strict=True)}
     if slow:
         parts["forward"] += 3.0
     return parts

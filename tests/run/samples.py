@@ -7,6 +7,10 @@ from typing import Any
 from paceline.run.records import PARTS, RunStarted, Step
 
 
+UNSTAGED = tuple(part for part in PARTS if part != "bubble")
+"""The parts of a step without a pipeline."""
+
+
 def started(at: int = 0, **fields: Any) -> RunStarted:
     """An attempt on 2 ranks that begins after step `at`."""
     values: dict[str, Any] = {
@@ -25,6 +29,6 @@ def step(number: int, **fields: Any) -> Step:
     values: dict[str, Any] = {
         "step": number, "loss": 5.0 - 0.01 * number, "grad_norm": 1.0, "lr": 3e-3, "tokens": 3072, "seconds": 0.1,
         "tokens_per_second": 30720.0, "mfu": 0.4, "samples": number * 24,
-        "parts": dict(zip(PARTS, seconds, strict=True)),
+        "parts": dict(zip(UNSTAGED, seconds, strict=True)),
     }  # fmt: skip
     return Step(**{**values, **fields})

@@ -174,7 +174,7 @@ def check_reduction(parallel: ParallelSection, layout: Layout, batch: BatchPlan,
             else f"{remedy[0].upper()}{remedy[1:]}.",
         )
     if is_set("parallel.reduce_every") and parallel.reduce_every != "auto":
-        if layout.dp == 1:
+        if layout.dp * layout.cp == 1:
             refuse("reduce_every", "has no effect on one data rank, which reduces nothing", "Remove it.")
         if parallel.reduce_every == "microbatch" and layout.dp_shard == 1:
             refuse(

@@ -63,6 +63,6 @@ def _freed(resolved: Resolved, **changes: Any) -> int:
         resolved.spec, resolved.layout, resolved.batch, resolved.job.optimizer, resolved.ddp, resolved.fsdp,
         sequence_length=resolved.job.data.sequence_length, precision=resolved.precision,
         device_kind=resolved.host.device_kind, transforms=transforms,
-        tensor=resolved.tensor,
+        tensor=resolved.tensor, context=resolved.context, pipeline=resolved.pipeline, pp_rank=resolved.heaviest,
     )  # fmt: skip
     return resolved.memory.total_bytes - memory.total_bytes

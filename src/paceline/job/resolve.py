@@ -20,7 +20,25 @@ from paceline.parallel.context.config import ContextConfig, context_config
 from paceline.parallel.ddp.config import DdpConfig, ddp_config
 from paceline.parallel.fsdp.config import FsdpConfig, fsdp_config
 from paceline.parallel.layout import Layout, resolve_layout
-from paceline.parallel.memory import RankMemory, layout_cost, parameter_sizes, rank_memory, weight_bytes, work_of
+from paceline.parallel.memory import (
+    RankMemory,
+    heaviest,
+    layout_cost,
+    parameter_sizes,
+    stage_memories,
+    weight_bytes,
+    work_of,
+)
+from paceline.parallel.pipeline.balance import layer_costs
+from paceline.parallel.pipeline.config import PipelineConfig
+from paceline.parallel.pipeline.cost import describe_pipeline, own_parameters
+from paceline.parallel.pipeline.rules import (
+    check_microbatches,
+    check_sharding,
+    check_transforms,
+    config_takes,
+    pipeline_config,
+)
 from paceline.parallel.registry import strategies
 from paceline.parallel.strategy import Cost
 from paceline.parallel.tensor.config import TensorConfig, tensor_config
@@ -38,6 +56,10 @@ from paceline.units import format_bytes, format_count, format_seconds
 
 MICROBATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Tokens per forward pass beyond which a larger micro-batch no longer raises the rate (docs/log.md)."""
+
+MICROBATCHES_PER_STAGE = 4
+"""Micro-batches per rank of a pipeline that a derived micro-batch leaves, where the global batch has them: with so many the
+bubble of 1f1b is below a fifth of the step."""
 
 MEMORY_SHARE = 0.9
 """Share of a device's memory that a derived micro-batch may fill."""
@@ -76,13 +98,24 @@ class Resolved(msgspec.Struct, frozen=True):
     fsdp: FsdpConfig
     tensor: TensorConfig
     context: ContextConfig
+    pipeline: PipelineConfig
     precision: str
     compile: bool
     transforms: Transforms
     steps: int | None
-    memory: RankMemory
+    stages: tuple[RankMemory, ...]
     memory_available_bytes: int
     derivations: tuple[Derivation, ...]
+
+    @property
+    def heaviest(self) -> int:
+        """The rank of a pipeline that needs most memory; 0 where there is no pipeline."""
+        return heaviest(self.stages)
+
+    @property
+    def memory(self) -> RankMemory:
+        """Of a rank, the one that needs most."""
+        return self.stages[self.heaviest]
 
     @property
     def tokens_per_step(self) -> int:
@@ -119,9 +152,11 @@ def resolve_job(
     layout = resolve_layout(job.parallel, world_size, job.is_set)
     strategies(layout)
     precision, why_precision = _precision(job, spec, host)
-    ddp, fsdp = ddp_config(job.parallel), fsdp_config(job.parallel, precision)
+    ddp, fsdp = ddp_config(job.parallel), fsdp_config(job.parallel, precision, pipelined=layout.pp > 1)
     tensor = tensor_config(job.parallel, spec, layout, job.data.sequence_length, job.is_set)
     context = context_config(job.parallel, spec, layout, job.data.sequence_length, job.is_set)
+    pipeline = pipeline_config(job.parallel, layout, layer_costs(spec, job.data.sequence_length), job.is_set)
+    check_sharding(job.parallel, layout, job.is_set)
     available = _memory_per_rank(host, ranks_per_host or world_size)
     fixed = resolve_transforms(job.parallel, layout, host, precision, job.run_path)
 
@@ -131,25 +166,28 @@ def resolve_job(
             fixed, loss_chunk_tokens=loss_chunk_tokens(job.parallel, spec, tokens, host.device_kind)
         )
 
-    def memory_of(batch: BatchPlan) -> RankMemory:
-        return rank_memory(
+    def memory_of(batch: BatchPlan) -> list[RankMemory]:
+        return stage_memories(
             spec, layout, batch, job.optimizer, ddp, fsdp, transforms=transforms_of(batch),
             sequence_length=job.data.sequence_length, precision=precision, device_kind=host.device_kind, tensor=tensor,
+            context=context, pipeline=pipeline,
         )  # fmt: skip
 
     def largest(per_rank: int) -> tuple[int, str]:
         return _largest_microbatch(job, host, layout, per_rank, memory_of, available)
 
-    batch = plan_batch(job.batch, layout, largest)
+    batch = plan_batch(job.batch, layout, largest, lambda accumulation: config_takes(pipeline, accumulation))
+    check_microbatches(pipeline, batch.accumulation, batch.per_rank)
     check_reduction(job.parallel, layout, batch, job.is_set)
     steps, why_steps = _steps(job, batch, train_samples)
-    compiled, why_compile = _compile(job, spec, host, layout, batch, steps)
+    compiled, why_compile = _compile(job, spec, host, layout, batch, steps, pipeline)
+    check_transforms(pipeline, compiled, job.parallel.parameter_dtype)
     transforms, tokens = transforms_of(batch), batch.microbatch * job.data.sequence_length // layout.cp
     check_loss_chunk(job.parallel, tokens)
     return Resolved(
         job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, fsdp=fsdp, tensor=tensor, context=context,
-        precision=precision, compile=compiled,
-        transforms=transforms, steps=steps, memory=memory_of(batch), memory_available_bytes=available,
+        pipeline=pipeline, precision=precision, compile=compiled,
+        transforms=transforms, steps=steps, stages=tuple(memory_of(batch)), memory_available_bytes=available,
         derivations=(
             Derivation("parallel", str(layout), f"{world_size} ranks"),
             Derivation("batch.microbatch", str(batch.microbatch), batch.reason),
@@ -167,6 +205,7 @@ def resolve_job(
                        describe_chunks(transforms.loss_chunk_tokens, tokens, spec.vocab_size)),
             Derivation("parallel.offload", transforms.offload.place, describe_offload(transforms.offload)),
             Derivation("transforms", *describe_order(transforms, compiled, strategies(layout))),
+            *([Derivation("parallel.pp_layers", *describe_pipeline(pipeline, batch.accumulation))] if layout.pp > 1 else []),
         ),
     )  # fmt: skip
 
@@ -191,10 +230,12 @@ def resolved_cost(resolved: Resolved, rank: int = 0) -> Cost:
     sizes = parameter_sizes(
         resolved.spec, weight_bytes(resolved.precision), resolved.layout.tp, resolved.layout.coordinates(rank)["tp"]
     )
-    length = resolved.job.data.sequence_length
+    length, pipeline, layout = resolved.job.data.sequence_length, resolved.pipeline, resolved.layout
+    if layout.pp > 1:
+        sizes = own_parameters(sizes, pipeline, layout.coordinates(rank)["pp"], resolved.spec.tie_embeddings)
     return layout_cost(
         sizes, resolved.layout, resolved.job.optimizer, resolved.ddp, resolved.fsdp, resolved.batch.accumulation, rank,
-        tensor=resolved.tensor,
+        tensor=resolved.tensor, context=resolved.context, pipeline=pipeline,
         work=work_of(resolved.spec, resolved.batch, length, resolved.precision, resolved.transforms),
     )  # fmt: skip
 
@@ -226,19 +267,32 @@ def _precision(job: Job, spec: ModelSpec, host: Host) -> tuple[str, str]:
 
 
 def _largest_microbatch(
-    job: Job, host: Host, layout: Layout, per_rank: int, memory_of: Callable[[BatchPlan], RankMemory], available: int
+    job: Job,
+    host: Host,
+    layout: Layout,
+    per_rank: int,
+    memory_of: Callable[[BatchPlan], list[RankMemory]],
+    available: int,
 ) -> tuple[int, str]:
     sequence = job.data.sequence_length // layout.cp
     target = max(1, MICROBATCH_TOKENS[host.device_kind] // sequence)
     wanted = min(per_rank, target)
+    if layout.pp > 1:
+        wanted = min(wanted, max(1, per_rank // (MICROBATCHES_PER_STAGE * layout.pp)))
     while wanted > 1:
-        memory = memory_of(BatchPlan(int(job.batch.global_batch), layout.dp, wanted, 1, "trial"))
-        if memory.total_bytes <= MEMORY_SHARE * available:
+        accumulation = 1 if layout.pp == 1 else per_rank // wanted
+        stages = memory_of(BatchPlan(int(job.batch.global_batch), layout.dp, wanted, accumulation, "trial"))
+        if max(memory.total_bytes for memory in stages) <= MEMORY_SHARE * available:
             break
         wanted -= 1
     limit = MICROBATCH_TOKENS[host.device_kind]
+    filled = (
+        f", for at least {MICROBATCHES_PER_STAGE} micro-batches per rank of pp where that goes,"
+        if layout.pp > 1
+        else ""
+    )
     return wanted, (
-        f"auto: largest divisor of {per_rank} sequences per rank with at most {limit} tokens "
+        f"auto: largest divisor of {per_rank} sequences per rank with at most {limit} tokens{filled} "
         f"that fits in {MEMORY_SHARE:.0%} of {format_bytes(available)}"
     )
 
@@ -261,11 +315,19 @@ def _steps(job: Job, batch: BatchPlan, train_samples: int | None) -> tuple[int |
 
 
 def _compile(
-    job: Job, spec: ModelSpec, host: Host, layout: Layout, batch: BatchPlan, steps: int | None
+    job: Job,
+    spec: ModelSpec,
+    host: Host,
+    layout: Layout,
+    batch: BatchPlan,
+    steps: int | None,
+    pipeline: PipelineConfig,
 ) -> tuple[bool, str]:
     check_compiler(job.parallel.compile, host)
     if job.parallel.compile is not None:
         return job.parallel.compile, "set"
+    if pipeline.ranks > 1 and pipeline.splits_backward:
+        return False, f"auto: {pipeline.schedule} runs the backward in two parts, and compiled blocks have it in one"
     if host.compiler is None:
         return False, "auto: no C++ compiler on the path; eager (with g++ a step would be faster)"
     if steps is None:

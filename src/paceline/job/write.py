@@ -46,17 +46,22 @@ def resolved_values(resolved: Resolved) -> dict[str, Any]:
 def _reduction_values(resolved: Resolved) -> dict[str, Any]:
     """How gradients are reduced; None for what does not apply to the layout."""
     layout, ddp, fsdp = resolved.layout, resolved.ddp, resolved.fsdp
-    replicated, sharded = layout.dp > 1 and layout.dp_shard == 1, layout.dp_shard > 1
+    replicated, sharded = layout.replicas > 1 and layout.dp_shard == 1, layout.dp_shard > 1
+    summed = layout.dp * layout.cp > 1
     # Gradients of fp64 arithmetic travel as they are; there is no setting to name it.
     own = None if resolved.precision == "fp64" else "fp32"
     return {
         "parallel.sequence_parallel": resolved.tensor.sequence_parallel if layout.tp > 1 else None,
+        "parallel.cp_method": resolved.context.method if layout.cp > 1 else None,
+        "parallel.pp_schedule": resolved.pipeline.schedule if layout.pp > 1 else None,
+        "parallel.pp_stages_per_rank": resolved.pipeline.stages_per_rank if layout.pp > 1 else None,
+        "parallel.pp_layers": list(resolved.pipeline.layers) if layout.pp > 1 else None,
         "parallel.bucket_bytes": ddp.bucket_bytes if replicated else None,
         "parallel.overlap": ddp.overlap if replicated else None,
-        "parallel.reduce_dtype": ("bf16" if ddp.reduce_bf16 else own) if layout.dp > 1 else None,
+        "parallel.reduce_dtype": ("bf16" if ddp.reduce_bf16 else own) if summed else None,
         "parallel.zero_stage": fsdp.zero_stage if sharded else None,
         "parallel.reduce_every": ("microbatch" if sharded and fsdp.reduce_every_microbatch else "step")
-        if layout.dp > 1
+        if summed
         else None,
     }
 

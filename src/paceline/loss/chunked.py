@@ -63,7 +63,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         product_VD = weight_VD.to(h_ND.dtype)
         wanted = any(ctx.needs_input_grad[:2])
-        ctx.anew = h_ND.dtype == torch.float16
+        ctx.anew, ctx.scaled = h_ND.dtype == torch.float16, False
         ctx.chunk_tokens, ctx.ignore, ctx.part = chunk_tokens, ignore, part
         grads = _Gradients(h_ND, weight_VD, ctx.needs_input_grad) if wanted and not ctx.anew else None
         losses = []
@@ -82,9 +82,13 @@ class _HeadCrossEntropy(torch.autograd.Function):
         if ctx.anew:
             return *_backward_anew(ctx, grad), None, None, None, None
         h_ND, weight_VD = ctx.saved_tensors
-        # The weight's gradient is as large as the weight, so it is scaled in place; torch refuses a second backward.
+        # The weight's gradient is as large as the weight, so it is scaled in place, and once: a backward that is split runs
+        # this for the input and again for the weight. Through `data`, so that torch lets the second find it changed.
+        if weight_VD is not None and not ctx.scaled:
+            weight_VD.data.mul_(grad)
+            ctx.scaled = True
         scaled_ND = None if h_ND is None else (h_ND.to(grad.dtype) * grad).to(h_ND.dtype)
-        return scaled_ND, None if weight_VD is None else weight_VD.mul_(grad), None, None, None, None
+        return scaled_ND, weight_VD, None, None, None, None
 
 
 class _Gradients:

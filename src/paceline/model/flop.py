@@ -105,6 +105,7 @@ def activation_bytes(
     masked_documents: bool = False,
     recompute: Recompute = "none",
     stream_ranks: int = 1,
+    sequence_ranks: int = 1,
 ) -> ActivationBytes:
     """Bytes that the eager decoder and its loss keep between a forward and its backward in training.
 
@@ -116,18 +117,20 @@ def activation_bytes(
         masked_documents: packed documents on a device whose kernel takes a mask.
         recompute: what blocks compute anew in their backward.
         stream_ranks: ranks that share the positions of the residual stream between products.
+        sequence_ranks: ranks that share each sequence; what is returned is one rank's.
     """
+    whole_length, sequence_length = sequence_length, sequence_length // sequence_ranks
     tokens = microbatch * sequence_length
     stream_tokens = tokens // stream_ranks
     block_input = stream_tokens * spec.dim * residual_bytes
     per_layer = tokens * _product_input_bytes_per_token(spec, dtype_bytes, residual_bytes)
     per_layer += stream_tokens * _stream_bytes_per_token(spec, residual_bytes)
     if spec.attention_dropout:
-        per_layer += _written_out_attention_bytes(spec, microbatch, sequence_length, dtype_bytes)
+        per_layer += _written_out_attention_bytes(spec, microbatch, sequence_length, whole_length, dtype_bytes)
     table_bytes = max(residual_bytes, 4)
     tables = 8 * tokens + (8 * sequence_length if spec.positions == "learned" else 0)
     tables += 2 * table_bytes * sequence_length * spec.head_dim if spec.positions == "rope" else 0
-    tables += dtype_bytes * tokens * sequence_length if masked_documents else 0
+    tables += dtype_bytes * tokens * whole_length if masked_documents else 0
     chunked = tokens * spec.vocab_size * 4 > loss_chunk_bytes
     logit_bytes = dtype_bytes if chunked else max(dtype_bytes, 4)
     copied = dtype_bytes < residual_bytes
@@ -187,9 +190,9 @@ def _norm_bytes_per_token(spec: ModelSpec, residual_bytes: int) -> int:
     return residual_bytes * spec.dim + max(residual_bytes, 4) * (2 if spec.norm == "layernorm" else 1)
 
 
-def _written_out_attention_bytes(spec: ModelSpec, microbatch: int, sequence_length: int, dtype_bytes: int) -> int:
-    """Attention with dropout is not fused: softmax in fp32, a byte of mask, and the weights after both, all L x L; the
-    causal mask; and keys and values repeated to as many heads as the queries have."""
-    weights = microbatch * spec.num_heads * sequence_length**2 * (max(dtype_bytes, 4) + 1 + dtype_bytes)
+def _written_out_attention_bytes(spec: ModelSpec, microbatch: int, queries: int, keys: int, dtype_bytes: int) -> int:
+    """Attention with dropout is not fused: softmax in fp32, a byte of mask, and the weights after both, a number for each
+    query and key; the causal mask; and keys and values repeated to as many heads as the queries have."""
+    weights = microbatch * spec.num_heads * queries * keys * (max(dtype_bytes, 4) + 1 + dtype_bytes)
     repeated = 2 * (spec.num_heads - spec.num_kv_heads) * spec.head_dim * dtype_bytes
-    return weights + sequence_length**2 + microbatch * sequence_length * repeated
+    return weights + queries * keys + microbatch * keys * repeated

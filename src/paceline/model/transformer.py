@@ -253,10 +253,10 @@ class Decoder(nn.Module):
         if not embedding:
             self.position_embedding = None
         if not embedding and not (head and self.spec.tie_embeddings):
-            del self.embedding
+            self.register_module("embedding", None)
         if not head:
             self.lm_head = None
-            del self.norm
+            self.register_module("norm", None)
 
     def residual_shape(self, tokens_BL: Tensor) -> tuple[int, int, int]:
         """Shape of this rank's residual stream over its tokens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,9 @@ from paceline.parallel.reducer import Reducer
 from paceline.parallel.registry import strategies
 from paceline.parallel.split import ModelSplit, SplitReducer, WholeWeights
 
+if TYPE_CHECKING:
+    from paceline.parallel.pipeline.apply import Pipeline
+
 Named = Iterable[tuple[str, Tensor]]
 
 
@@ -34,6 +38,7 @@ class Applied:
     whole_weights: every parameter whole, one at a time, by name in sorted order; all ranks iterate alike.
     settle: give back what forward passes without a backward left gathered.
     master: the fp32 weights behind a model's bf16 ones; `parameters` and `whole_weights` are these then.
+    stages: runs the model's passes where it is cut into the stages of a pipeline.
     """
 
     parameters: list[tuple[str, nn.Parameter]]
@@ -43,6 +48,7 @@ class Applied:
     whole_weights: Callable[[], Iterator[tuple[str, Tensor]]]
     settle: Callable[[], None]
     master: MasterWeights | None = None
+    stages: Pipeline | None = None
 
 
 def apply_strategies(

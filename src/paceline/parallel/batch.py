@@ -26,13 +26,19 @@ class BatchPlan(msgspec.Struct, frozen=True):
         return self.microbatch * self.accumulation
 
 
-def plan_batch(batch: BatchSection, layout: Layout, largest_microbatch: Callable[[int], tuple[int, str]]) -> BatchPlan:
+def plan_batch(
+    batch: BatchSection,
+    layout: Layout,
+    largest_microbatch: Callable[[int], tuple[int, str]],
+    takes: Callable[[int], bool] = lambda accumulation: True,
+) -> BatchPlan:
     """Derive the micro-batch and the accumulation.
 
     Args:
         batch: the section.
         layout: resolved degrees.
         largest_microbatch: given the sequences per rank, the largest micro-batch wanted and why.
+        takes: which accumulations the layout runs; a derived one is among them where any is.
 
     Raises:
         JobError: the numbers do not divide; the text says which would.
@@ -51,7 +57,8 @@ def plan_batch(batch: BatchSection, layout: Layout, largest_microbatch: Callable
     per_rank = global_batch // dp
     if batch.microbatch is None:
         wanted, reason = largest_microbatch(per_rank)
-        microbatch = max(d for d in _divisors(per_rank) if d <= max(1, wanted))
+        fitting = [d for d in _divisors(per_rank) if d <= max(1, wanted)]
+        microbatch = max([d for d in fitting if takes(per_rank // d)] or fitting)
     else:
         microbatch, reason = int(batch.microbatch), "set"
     if per_rank % microbatch:

@@ -32,7 +32,7 @@ class ParallelSection(Section, frozen=True):
     pp_stages_per_rank: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Stages that each rank of pp holds. auto: 2 for interleaved-1f1b and zbv, which need several; else 1.",
+            description="Stages that each rank of pp holds. auto: 2 for interleaved-1f1b and zbv, which need several, or 1.",
             extra=AUTO,
         ),
     ] = None
@@ -54,7 +54,7 @@ class ParallelSection(Section, frozen=True):
         Literal[1, 2, 3] | None,
         Meta(
             description="What dp_shard splits for the whole step. 1: moments; 2: also gradients; 3: also weights, which "
-            "are gathered again for the backward pass. auto: 3 where dp_shard is over 1.",
+            "are gathered again for the backward pass. auto: 3 where dp_shard is over 1; under pp it is 1.",
             extra=AUTO,
         ),
     ] = None

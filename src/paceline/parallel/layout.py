@@ -80,13 +80,14 @@ class Layout(msgspec.Struct, frozen=True):
         return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
 
     def counts_loss(self, rank: int) -> bool:
-        """Whether a rank adds its loss and weight to the sum: last stage, and one of those that compute the same loss."""
-        at = self.coordinates(rank)
-        return at["tp"] == 0 and at["pp"] == self.pp - 1
+        """Whether a rank adds its loss and weight to the sum: one of those that compute the same loss. Stages of a
+        pipeline that do not end in a loss have none to add."""
+        return self.coordinates(rank)["tp"] == 0
 
     def counts_samples(self, rank: int) -> bool:
         """Whether a rank speaks for the samples of its data rank."""
-        return self.counts_loss(rank) and self.coordinates(rank)["cp"] == 0
+        at = self.coordinates(rank)
+        return at["tp"] == at["cp"] == at["pp"] == 0
 
     def place(self, axis: str, ranks_per_node: int) -> Place:
         """Whether the ranks that share an axis are on one node, each on another one, or some of both.

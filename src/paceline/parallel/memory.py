@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +17,9 @@ from paceline.model.spec import ModelSpec, parameters
 from paceline.optim.config import OptimizerSection
 from paceline.optim.cost import moments_bytes
 from paceline.parallel.batch import BatchPlan
+from paceline.parallel.context.config import ContextConfig
+from paceline.parallel.context.cost import exchange as context_exchange
+from paceline.parallel.context.cost import kept_twice_bytes, transient_bytes
 from paceline.parallel.control import control
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.ddp.cost import cost as ddp_cost
@@ -24,10 +28,13 @@ from paceline.parallel.fsdp.cost import cost as fsdp_cost
 from paceline.parallel.fsdp.cost import own_part
 from paceline.parallel.layout import Layout
 from paceline.parallel.offload.cost import resident_moments_bytes
+from paceline.parallel.pipeline.config import NO_PIPELINE, PipelineConfig
+from paceline.parallel.pipeline.cost import border_traffic, own_parameters
+from paceline.parallel.pipeline.player import peak_kept
 from paceline.parallel.precision.config import ELEMENT_BYTES
 from paceline.parallel.recompute.cost import peak_bytes
 from paceline.parallel.registry import strategies
-from paceline.parallel.strategy import Cost, ParameterSize, StateBytes, Work
+from paceline.parallel.strategy import Collective, Cost, ParameterSize, StateBytes, Work
 from paceline.parallel.tensor.config import NO_TENSOR, TensorConfig, placement, rank_spec
 from paceline.parallel.tensor.cost import exchange, partial_sums
 from paceline.parallel.transforms import NO_TRANSFORMS, Transforms
@@ -39,6 +46,9 @@ CUDA context with its libraries. Measured on one machine each; docs/log.md."""
 
 RESERVE_SHARE = {"cpu": 0.0, "cuda": 0.05}
 """Allocator slack as a share of the activations: caching allocators round up and fragment."""
+
+
+DEFAULT_CONTEXT = ContextConfig()
 
 
 class RankMemory(msgspec.Struct, frozen=True):
@@ -87,6 +97,8 @@ def layout_cost(
     rank: int = 0,
     *,
     tensor: TensorConfig = NO_TENSOR,
+    context: ContextConfig = DEFAULT_CONTEXT,
+    pipeline: PipelineConfig = NO_PIPELINE,
     work: Work | None = None,
 ) -> Cost:
     """State bytes on a rank and collectives of the layout's strategies, for one optimizer step.
@@ -94,7 +106,8 @@ def layout_cost(
     Args:
         sizes: what the rank holds before sharding.
         rank: in the world; number 0 has most.
-        tensor: settings of `tp`, whose exchange is stated where the `work` is given.
+        tensor, context, pipeline: settings of `tp`, `cp` and `pp`, whose exchange is stated where the `work` is given,
+            that of the whole model.
     """
     at = layout.coordinates(rank)
     shard_rank = at["dp_shard"] * layout.cp + at["cp"] if layout.shards > 1 else 0
@@ -105,10 +118,37 @@ def layout_cost(
         width = sizes[0].element_bytes if sizes else 4
         cost = ddp_cost(sizes, moments_bytes(optimizer, elements, len(sizes), width), layout, ddp)
     collectives = [*cost.collectives, *control(layout)]
-    if work is not None and tensor.degree > 1:
+    if work is not None:
         held = {p.name: own_part(p, layout.shards, shard_rank) * p.element_bytes for p in sizes}
-        collectives += exchange(work, tensor, layout.cp) + partial_sums(work.spec, tensor, held)
+        collectives += _exchanges(work, layout, at["pp"], held, tensor, context, pipeline)
     return msgspec.structs.replace(cost, collectives=tuple(c for c in collectives if c.count))
+
+
+def _exchanges(
+    work: Work,
+    layout: Layout,
+    pp_rank: int,
+    held_bytes: dict[str, int],
+    tensor: TensorConfig,
+    context: ContextConfig,
+    pipeline: PipelineConfig,
+) -> list[Collective]:
+    """What travels between ranks that read the same samples."""
+    stages = pipeline.stages_of(pp_rank)
+    whole, first, last = work, 0 in stages, pipeline.num_stages - 1 in stages
+    if layout.pp > 1:
+        blocks = sum(pipeline.layers[stage] for stage in stages)
+        work = msgspec.structs.replace(work, spec=msgspec.structs.replace(work.spec, num_layers=blocks))
+    found = context_exchange(work, layout, context)
+    if tensor.degree > 1:
+        found += exchange(work, tensor, layout.cp, embeds=first, ends=last)
+        found += partial_sums(whole.spec, tensor, held_bytes)
+    if layout.pp > 1:
+        tied = next(iter(held_bytes.values())) if whole.spec.tie_embeddings and (first or last) else 0
+        tokens = work.microbatch * work.sequence_length // layout.cp
+        stream = tokens * work.spec.dim * work.stream_bytes // (tensor.degree if tensor.sequence_parallel else 1)
+        found += border_traffic(pipeline, pp_rank, work.accumulation, stream, tied)
+    return found
 
 
 def work_of(
@@ -140,23 +180,38 @@ def rank_memory(
     device_kind: str,
     transforms: Transforms = NO_TRANSFORMS,
     tensor: TensorConfig = NO_TENSOR,
+    context: ContextConfig = DEFAULT_CONTEXT,
+    pipeline: PipelineConfig = NO_PIPELINE,
+    pp_rank: int = 0,
 ) -> RankMemory:
-    """Memory of each rank for a catalogue model under a layout."""
+    """Memory of each rank for a catalogue model under a layout; under a pipeline, of those with the stages of `pp_rank`."""
     element_bytes = weight_bytes(precision)
-    sizes = parameter_sizes(spec, element_bytes, tensor.degree)
+    # The last rank has most rows of a vocabulary that does not divide.
+    sizes = parameter_sizes(spec, element_bytes, tensor.degree, tensor.degree - 1)
+    tensors = len(parameters(spec))
+    if layout.pp > 1:
+        sizes = own_parameters(sizes, pipeline, pp_rank, spec.tie_embeddings)
+        tensors = len(sizes)
     state = layout_cost(sizes, layout, optimizer, ddp, fsdp, batch.accumulation).state
     staging = staging_bytes(state, layout) if device_kind == "cpu" else 0
-    state = transformed_state(state, transforms, len(parameters(spec)), element_bytes)
+    state = transformed_state(state, transforms, tensors, element_bytes)
+    alive = _alive(pipeline, batch.accumulation, pp_rank)
+    # One model of as many blocks as are alive at once, whichever micro-batch they are of.
+    spec = msgspec.structs.replace(spec, num_layers=spec.num_layers if layout.pp == 1 else alive.blocks)
     compute_bytes = ELEMENT_BYTES[precision]
+    work = work_of(spec, batch, sequence_length, precision, transforms)
+    attending = transient_bytes(work, layout, context) + kept_twice_bytes(work, layout, context)
     spec = rank_spec(spec, tensor.degree)
     activations = activation_bytes(
         spec, batch.microbatch, sequence_length, compute_bytes, recompute=transforms.recompute,
-        stream_ranks=tensor.degree if tensor.sequence_parallel else 1,
+        stream_ranks=tensor.degree if tensor.sequence_parallel else 1, sequence_ranks=layout.cp,
         residual_bytes=2 if transforms.parameter_dtype == "bf16" else element_bytes,
     )  # fmt: skip
-    tokens = batch.microbatch * sequence_length
+    tokens = batch.microbatch * sequence_length // layout.cp
     logits = loss_peak_bytes(spec, activations, tokens, compute_bytes, transforms.loss_chunk_tokens)
-    kept = peak_bytes(activations, transforms.recompute, logits)
+    if layout.pp > 1:
+        activations, logits = _of_stages(activations, logits, alive)
+    kept = peak_bytes(activations, transforms.recompute, logits) + attending
     return RankMemory(
         parameters_bytes=state.parameters,
         gradients_bytes=state.gradients,
@@ -171,12 +226,62 @@ def rank_memory(
     )
 
 
+class _Alive(NamedTuple):
+    """What a rank keeps at once under a pipeline: blocks of all micro-batches, micro-batches, and those before the loss."""
+
+    blocks: int
+    microbatches: int
+    ends: int
+
+
+def _alive(pipeline: PipelineConfig, microbatches: int, pp_rank: int) -> _Alive:
+    if pipeline.ranks == 1:
+        return _Alive(0, 1, 1)
+    last = [0] * (pipeline.num_stages - 1) + [1]
+    counts = (pipeline.layers, [1] * pipeline.num_stages, last)
+    return _Alive(*(peak_kept(pipeline, microbatches, pp_rank, per_stage) for per_stage in counts))
+
+
+def _of_stages(activations: ActivationBytes, logits: int, alive: _Alive) -> tuple[ActivationBytes, int]:
+    """Activations and logits of a rank of a pipeline: tables of each micro-batch, the head's where a stage ends in it."""
+    kept = activations._replace(
+        tables=activations.tables * alive.microbatches,
+        head=activations.head * alive.ends,
+        logits_and_loss=activations.logits_and_loss * alive.ends,
+    )
+    waiting = max(0, alive.ends - 1) * activations.logits_and_loss
+    return kept, logits + waiting if alive.ends else 0
+
+
+def stage_memories(
+    spec: ModelSpec,
+    layout: Layout,
+    batch: BatchPlan,
+    optimizer: OptimizerSection,
+    ddp: DdpConfig,
+    fsdp: FsdpConfig,
+    *,
+    pipeline: PipelineConfig,
+    **settings: Any,
+) -> list[RankMemory]:
+    """`rank_memory` of each rank of a pipeline; one where there is none."""
+    return [
+        rank_memory(spec, layout, batch, optimizer, ddp, fsdp, pipeline=pipeline, pp_rank=pp_rank, **settings)
+        for pp_rank in range(pipeline.ranks)
+    ]
+
+
+def heaviest(stages: Sequence[RankMemory]) -> int:
+    """Index of the stage that needs most."""
+    return max(range(len(stages)), key=lambda index: stages[index].total_bytes)
+
+
 def staging_bytes(state: StateBytes, layout: Layout) -> int:
     """Host memory into which a rank copies its part of a checkpoint, allocated once.
 
     What several ranks hold alike is saved by one of them, each in its turn. Beside a GPU this is not the device's memory.
     """
-    return -(-(state.parameters + state.moments) // layout.dp_replicate)
+    return -(-(state.parameters + state.moments) // layout.replicas)
 
 
 def transformed_state(state: StateBytes, transforms: Transforms, tensors: int, element_bytes: int) -> StateBytes:

@@ -42,6 +42,13 @@ class ModelSplit:
     partial: Sequence[PartialGradients] = ()
     copies: Mapping[str, int] = field(default_factory=dict)
 
+    def followed_by(self, inner: ModelSplit) -> ModelSplit:
+        """Both cuts, the inner one of what this one left."""
+        placements = {name: part.within(self.placements[name]) for name, part in inner.placements.items()}
+        names = {*self.copies, *inner.copies}
+        copies = {name: self.copies.get(name, 1) * inner.copies.get(name, 1) for name in names}
+        return ModelSplit(placements, (*inner.partial, *self.partial), copies)
+
     def cut(self, initial: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """This rank's part of each whole tensor; those that it has no part of are left out."""
         for name, value in initial:

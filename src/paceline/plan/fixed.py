@@ -22,7 +22,7 @@ def fixed_plan(resolved: Resolved, cluster: str, ranks_per_node: int | None = No
         "layout": {**resolved.layout.to_record(), "microbatch": resolved.batch.microbatch,
                    "accumulation": resolved.batch.accumulation},
         "fits": resolved.fits,
-        "memory": {"stages": [resolved.memory.to_record()], "heaviest": 0},
+        "memory": {"stages": [m.to_record() for m in resolved.stages], "heaviest": resolved.heaviest},
         "memory_available_bytes": resolved.memory_available_bytes,
         "checkpoint_bytes": checkpoint_size(resolved),
         "axes": axes(resolved, ranks_per_node),
@@ -76,8 +76,8 @@ def axes(resolved: Resolved, ranks_per_node: int | None) -> dict[str, dict[str, 
 
 
 def by_stage(resolved: Resolved) -> dict[int, RankMemory]:
-    """Memory of each rank under every stage, in the given layout; nothing where nothing is sharded."""
-    if resolved.layout.dp_shard == 1:
+    """Memory of each rank under every stage, in the given layout; nothing where there is no choice."""
+    if resolved.layout.dp_shard == 1 or resolved.layout.pp > 1:
         return {}
     stages: dict[int, RankMemory] = {}
     for stage in (1, 2, 3):
@@ -87,6 +87,7 @@ def by_stage(resolved: Resolved) -> dict[int, RankMemory]:
             fsdp_config(parallel, resolved.precision), transforms=resolved.transforms,
             sequence_length=resolved.job.data.sequence_length, precision=resolved.precision,
             device_kind=resolved.host.device_kind, tensor=resolved.tensor,
+            context=resolved.context,
         )  # fmt: skip
     return stages
 
@@ -109,6 +110,10 @@ def describe(resolved: Resolved, document: dict[str, Any]) -> str:
         + ", ".join(f"{part} {format_bytes(entry['memory'][f'{part}_bytes'])}" for part in parts)
         for entry in document["chosen"]["zero_stages"]
     ]
+    pipelined = [
+        f"  stages of rank {rank} of pp: {format_bytes(entry['total_bytes'])}"
+        for rank, entry in enumerate(document["chosen"]["memory"]["stages"])
+    ]
     places = [f"  {axis} = {entry['degree']}, {entry['place']}" for axis, entry in document["chosen"]["axes"].items()]
     verdict = "fits" if resolved.fits else f"does not fit: {document['rejected'][0]['reason']}"
     return "\n".join(
@@ -116,8 +121,10 @@ def describe(resolved: Resolved, document: dict[str, Any]) -> str:
             f"layout: {resolved.layout}",
             *places,
             *(f"  {d}" for d in resolved.derivations),
-            f"memory per rank, of {format_bytes(resolved.memory_available_bytes)}:",
+            f"memory per rank, of {format_bytes(resolved.memory_available_bytes)}"
+            + (f", on rank {resolved.heaviest} of pp, which needs most:" if len(pipelined) > 1 else ":"),
             *rows,
+            *(pipelined if len(pipelined) > 1 else []),
             f"a checkpoint: {format_bytes(document['chosen']['checkpoint_bytes'])}",
             *(["by stage, per rank:"] if stages else []),
             *stages,

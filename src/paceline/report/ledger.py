@@ -5,6 +5,7 @@
     startup         from the command to the first step, restore of a checkpoint included
     compile         what the first steps took over the usual, where the job compiles
     compute         forward and backward of the steps that count
+    bubble          waiting for other stages of a pipeline
     reduce_exposed  waiting for the gradient reduction that no computation hides
     data_wait       waiting for the next batch
     optimizer       clipping and update
@@ -26,7 +27,7 @@ from typing import Any
 from paceline.report.attempts import Attempt, Entry, median
 
 LEDGER_PARTS = (
-    "compute", "reduce_exposed", "optimizer", "data_wait", "evaluation", "checkpoint", "telemetry", "startup",
+    "compute", "bubble", "reduce_exposed", "optimizer", "data_wait", "evaluation", "checkpoint", "telemetry", "startup",
     "compile", "restart", "idle", "redone", "other",
 )  # fmt: skip
 USEFUL_PARTS = ("compute", "reduce_exposed", "optimizer")

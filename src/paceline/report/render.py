@@ -16,6 +16,7 @@ from paceline.units import format_bytes, format_count, format_flop_rate, format_
 
 PART_NAMES = {
     "compute": ("Compute", "forward and backward of the steps that count"),
+    "bubble": ("Pipeline bubble", "waiting for other stages"),
     "reduce_exposed": ("Exposed reduction", "waiting for gradients that no computation hides"),
     "optimizer": ("Optimizer", "clipping and update"),
     "data_wait": ("Data wait", "waiting for the next batch"),

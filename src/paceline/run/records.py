@@ -26,7 +26,7 @@ from paceline.run.files import disk_full, is_no_space, space_checked
 SCHEMA = 1
 """Version of the record kinds; it grows when a field changes its meaning."""
 
-PARTS = ("data_wait", "forward", "backward", "reduce_exposed", "optimizer", "telemetry", "other")
+PARTS = ("data_wait", "forward", "backward", "bubble", "reduce_exposed", "optimizer", "telemetry", "other")
 """The parts of a step in the order in which they are shown. They add up to the step's seconds."""
 
 

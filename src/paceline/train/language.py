@@ -7,6 +7,10 @@ sequence, `tokens` and `labels` are a rank's part of it, with `positions` (1, L)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,6 +26,14 @@ from paceline.train.step import Batch, Forward, Loss
 
 IGNORE = -100
 """Label of a token that is not predicted."""
+
+Pass = Callable[[Batch], Any]
+
+
+class Relay(Protocol):
+    """A forward pass of a batch through all stages; see `parallel.pipeline.apply.Pipeline`."""
+
+    def relay(self, batch: Batch, through: Pass, last: Pass) -> Any: ...
 
 
 def language_functions(
@@ -73,3 +85,16 @@ def _count(loss_sum: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _loss(logits_BLV: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return token_cross_entropy(logits_BLV, batch["labels"], IGNORE)
+
+
+def relayed(stages: Relay, forward: Forward, loss: Loss) -> tuple[Forward, Loss]:
+    """`forward` and `loss` of an evaluation through the stages of a pipeline: ranks that do not end it add nothing."""
+
+    def through(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        nothing = torch.zeros((), device=batch["labels"].device)
+        found: tuple[Tensor, Tensor] | None = stages.relay(
+            batch, lambda held: forward(model, held), lambda held: loss(forward(model, held), held)
+        )
+        return (nothing, nothing) if found is None else found
+
+    return through, lambda found, batch: found

@@ -7,8 +7,10 @@ whole and one at a time on every rank, so that nothing is sent and every layout 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -39,7 +41,7 @@ from paceline.parallel.recompute.apply import recompute_blocks
 from paceline.parallel.split import ModelSplit
 from paceline.parallel.tensor.apply import split_decoder, vocabulary_part
 from paceline.train import random_state
-from paceline.train.language import language_functions
+from paceline.train.language import language_functions, relayed
 from paceline.train.resume import Start, restore_random
 from paceline.train.session import Session
 from paceline.train.state import TrainingState
@@ -79,7 +81,7 @@ def build_session(
         model, forward, loss, optimizer, applied.reducer,
         group=group, prescale=1.0 / resolved.tokens_per_step, clip_norm=job.optimizer.clip_norm,
         device=device, autocast=autocast, loss_scale=loss_scale_of(resolved.precision), master=applied.master,
-        counts=resolved.layout.counts_loss(world.rank),
+        counts=resolved.layout.counts_loss(world.rank), stages=applied.stages,
     )  # fmt: skip
     state = TrainingState(model, applied, optimizer, step.loss_scale, rank=world.rank, device=device)
     start = begin(state)
@@ -88,6 +90,8 @@ def build_session(
         dp_rank=resolved.layout.data_rank(world.rank), dp_degree=resolved.layout.dp, seed=job.run.seed, steps=steps,
         workers=job.data.workers, start_step=start.step,
     )  # fmt: skip
+    if applied.stages is not None:
+        forward, loss = relayed(applied.stages, forward, loss)
     return Session(
         model=model, step=step, forward=forward, loss=loss, batches=loader,
         evals={name: _eval_set(dataset, resolved, world, applied.in_step) for name, dataset in data.evals.items()},
@@ -120,7 +124,7 @@ def build_model(resolved: Resolved, mesh: Mesh, device: torch.device) -> tuple[n
         model = model.double()
     initial = initial_weights(model, resolved.spec, resolved.job.run.seed)
     split = split_model(model, resolved, mesh)
-    split_attention(model, mesh, resolved.context)
+    split_attention(model, mesh, resolved.context, compiled=resolved.compile)
     blocks = list(model.blocks.values())
     recompute_blocks(blocks, resolved.transforms.recompute)
     if resolved.compile:
@@ -129,14 +133,24 @@ def build_model(resolved: Resolved, mesh: Mesh, device: torch.device) -> tuple[n
         model, blocks, mesh, ddp=resolved.ddp, fsdp=resolved.fsdp, device=device, initial=initial, split=split,
         bf16_weights=resolved.transforms.parameter_dtype == "bf16",
     )  # fmt: skip
+    if resolved.layout.pp > 1:
+        from paceline.parallel.pipeline.apply import Pipeline
+
+        applied = replace(applied, stages=Pipeline(model, resolved.pipeline, mesh, device))
     return model, applied
 
 
 def split_model(model: Decoder, resolved: Resolved, mesh: Mesh) -> ModelSplit | None:
     """Cut the decoder over the axes that the ranks of one model share, in place; None where there are none."""
-    if resolved.layout.tp == 1:
-        return None
-    return split_decoder(model, resolved.spec, mesh, resolved.tensor)
+    cuts = []
+    if resolved.layout.pp > 1:
+        # torch's pipelining loads its compiler's front end, which runs without it should not wait for.
+        from paceline.parallel.pipeline.apply import cut
+
+        cuts.append(cut(model, mesh, resolved.pipeline))
+    if resolved.layout.tp > 1:
+        cuts.append(split_decoder(model, resolved.spec, mesh, resolved.tensor))
+    return functools.reduce(ModelSplit.followed_by, cuts) if cuts else None
 
 
 def make_optimizer(section: OptimizerSection, applied: Applied, offload: OffloadConfig) -> torch.optim.Optimizer:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from paceline.optim.clip import clip_factor
 from paceline.optim.optimizer import apply_step
-from paceline.parallel.collectives import start_sum
+from paceline.parallel.collectives import PendingSum, start_sum
 from paceline.parallel.control import VOTES
 from paceline.parallel.precision.loss_scale import LossScale
 from paceline.parallel.precision.master import MasterWeights
@@ -57,6 +57,18 @@ class StepResult:
     votes: tuple[float, ...] = (0.0,) * len(VOTES)
 
 
+class Stages(Protocol):
+    """The passes of a pipeline's stages on this rank; see `parallel.pipeline.apply.Pipeline`."""
+
+    def run(
+        self,
+        microbatches: Sequence[Batch],
+        through: Callable[[Batch], Tensor],
+        loss: Callable[[Batch], Tensor],
+        mark: Mark,
+    ) -> None: ...
+
+
 class TrainStep:
     """Owns the parts of a step; one call is one optimizer step.
 
@@ -73,6 +85,8 @@ class TrainStep:
         loss_scale: fp16's, which the step raises and lowers.
         master: the weights that the optimizer updates where the model's are rounded from them.
         counts: whether this rank's loss sum and weight enter those of all ranks; not where another one has the same.
+        stages: runs the passes where the model is cut into stages; on one that is not the last, `forward` returns what
+            the next one goes on with, and `loss` is not called.
     """
 
     def __init__(
@@ -91,6 +105,7 @@ class TrainStep:
         loss_scale: LossScale | None = None,
         master: MasterWeights | None = None,
         counts: bool = True,
+        stages: Stages | None = None,
     ) -> None:
         self.model = model
         self.forward = forward
@@ -105,6 +120,7 @@ class TrainStep:
         self.loss_scale = loss_scale
         self.master = master
         self.counts = counts
+        self.stages = stages
         self.parameters = [p for g in optimizer.param_groups for p in g["params"]]
 
     def __call__(
@@ -119,9 +135,19 @@ class TrainStep:
         A step whose loss weight is zero, or whose gradient norm is not finite, leaves weights and moments untouched; all
         ranks decide alike since they decide on reduced values. `mark(part)` is called at the end of each part: forward
         and backward once a micro-batch, then reduce_exposed and optimizer. This rank's `votes` travel with the loss, so that
-        what ranks agree on costs no collective of its own.
+        what ranks agree on costs no collective of its own. Stages of a pipeline wait for each other in `bubble`.
         """
         totals = torch.tensor([0.0, 0.0, *votes], dtype=torch.float64, device=self.device)
+        pending = (self._passes if self.stages is None else self._staged_passes)(microbatches, totals, mark)
+        self.reducer.finish()
+        loss_sum, weight, *agreed = pending.result().tolist()
+        mark("reduce_exposed")
+        result = self._update(loss_sum, weight, lr)
+        mark("optimizer")
+        return replace(result, votes=tuple(agreed))
+
+    def _passes(self, microbatches: Sequence[Batch], totals: Tensor, mark: Mark) -> PendingSum:
+        """Forward and backward of one micro-batch after the other; the sum of the totals is under way after the last."""
         for first, last, batch in _window(microbatches):
             self.reducer.begin(first=first, last=last)
             scaled = self._forward(batch, totals)
@@ -130,12 +156,20 @@ class TrainStep:
                 pending = start_sum(totals, self.group)
             scaled.backward()  # type: ignore[no-untyped-call]
             mark("backward")
-        self.reducer.finish()
-        loss_sum, weight, *agreed = pending.result().tolist()
-        mark("reduce_exposed")
-        result = self._update(loss_sum, weight, lr)
-        mark("optimizer")
-        return replace(result, votes=tuple(agreed))
+        return pending
+
+    def _staged_passes(self, microbatches: Sequence[Batch], totals: Tensor, mark: Mark) -> PendingSum:
+        """All passes in the order of the pipeline; gradients are reduced after the last one."""
+        assert self.stages is not None
+        self.reducer.begin(first=True, last=False)
+        self.stages.run(microbatches, self._through, lambda batch: self._forward(batch, totals), mark)
+        self.reducer.begin(first=False, last=True)
+        return start_sum(totals, self.group)
+
+    def _through(self, batch: Batch) -> Tensor:
+        with self.autocast():
+            output: Tensor = self.forward(self.model, batch)
+        return output
 
     def _forward(self, batch: Batch, totals: Tensor) -> Tensor:
         with self.autocast():

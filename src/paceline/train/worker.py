@@ -29,6 +29,7 @@ from paceline.model.spec import parameter_count
 from paceline.model.transformer import Decoder
 from paceline.parallel.collectives import gather_objects
 from paceline.parallel.compile.apply import recompiles
+from paceline.parallel.context.apply import whole_sequences
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.run.records import Derivation, RunFinished, RunStarted
@@ -258,11 +259,11 @@ def _finish(
 
 
 def _sample(resolved: Resolved, data: PreparedData, session: Session) -> str:
-    prompt = [data.tokenizer.separator]
+    prompt, model = [data.tokenizer.separator], cast(Decoder, session.model)
     # Blocks that are gathered in 16 bit multiply in it, as they do in training.
-    with eagerly(), session.autocast() if session.in_step else nullcontext():
+    with eagerly(), whole_sequences(model), session.autocast() if session.in_step else nullcontext():
         ids = generate(
-            cast(Decoder, session.model), prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=40,
+            model, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=40,
             seed=resolved.job.run.seed, vocabulary=data.tokenizer.vocabulary,
         )  # fmt: skip
     session.settle()

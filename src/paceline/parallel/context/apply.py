@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from paceline.model.transformer import Decoder
-from paceline.parallel.context.attention import ExchangedAttention, GatheredAttention
+from paceline.model.attention import sdpa
+from paceline.model.transformer import Block, Decoder
+from paceline.parallel.context.attention import ExchangedAttention, GatheredAttention, SplitAttention
 from paceline.parallel.context.config import AXIS, ContextConfig
 from paceline.parallel.context.split import split_batch
 from paceline.parallel.layout import Layout
@@ -27,6 +29,24 @@ def split_attention(model: Decoder, mesh: Mesh, config: ContextConfig, *, compil
         return
     kind = GatheredAttention if config.method == "gather" else ExchangedAttention
     model.replace_attention(kind(group, compiled=compiled))
+
+
+@contextmanager
+def whole_sequences(model: Decoder) -> Iterator[None]:
+    """Lets each rank attend over all that it is given, as for a text that no other rank has a part of."""
+    split = [
+        b.attention
+        for b in model.blocks.values()
+        if isinstance(b, Block) and isinstance(b.attention.attend, SplitAttention)
+    ]
+    kept = [attention.attend for attention in split]
+    for attention in split:
+        attention.attend = sdpa
+    try:
+        yield
+    finally:
+        for attention, attend in zip(split, kept, strict=True):
+            attention.attend = attend
 
 
 def batch_part(layout: Layout, rank: int) -> Callable[[Batch], Batch]:

@@ -148,7 +148,11 @@ class BucketReducer:
     def _launch(self, bucket: _Bucket) -> None:
         for slot, parameter in enumerate(bucket.parameters):
             if slot not in bucket.touched:
-                bucket.views[slot].zero_()
+                # Nothing came through autograd's hook: no gradient, or one that a split backward put there itself.
+                if parameter.grad is None:
+                    bucket.views[slot].zero_()
+                else:
+                    bucket.views[slot].copy_(parameter.grad)
                 parameter.grad = bucket.views[slot]
         if bucket.wire is not bucket.flat:
             bucket.wire.copy_(bucket.flat)

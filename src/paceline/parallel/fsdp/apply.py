@@ -162,12 +162,24 @@ class ShardedReducer:
 
     def finish(self) -> None:
         """Hand the parts of the summed gradient to the handles. Parameters that no rank used hold zeros."""
+        if self._holds_whole_gradients():
+            # The window's backward passes ran before `begin(last=True)`, as those of a pipeline do.
+            self.model.units[-1]._get_fsdp_state()._root_post_backward_final_callback()
         if self._rest is not None:
             self._rest.finish()
         with torch.no_grad():
             for part in self._trained:
                 grad = part.shard.grad
                 part.handle.grad = torch.zeros_like(part.handle) if grad is None else _local(grad)
+
+    def _holds_whole_gradients(self) -> bool:
+        for fsdp_param in (p for unit in self.model.units for group in _groups(unit) for p in group.fsdp_params):
+            unsharded = getattr(fsdp_param, "_unsharded_param", None)
+            if fsdp_param.unsharded_accumulated_grad is not None or (
+                unsharded is not None and unsharded.grad is not None
+            ):
+                return True
+        return False
 
     def gradient_norm(self) -> Tensor:
         """2-norm over all gradients: squares of this rank's parts, summed over the shard axis; replicas hold equal ones."""

@@ -32,10 +32,14 @@ class FsdpConfig(msgspec.Struct, frozen=True):
     reduce_bf16: bool = False
 
 
-def fsdp_config(parallel: ParallelSection, precision: str) -> FsdpConfig:
-    """The settings that `[parallel]` asks for at a resolved precision."""
-    stage: ZeroStage = parallel.zero_stage or DEFAULT_STAGE
-    every = parallel.reduce_every
+def fsdp_config(parallel: ParallelSection, precision: str, *, pipelined: bool = False) -> FsdpConfig:
+    """The settings that `[parallel]` asks for at a resolved precision.
+
+    Args:
+        pipelined: stages keep their weights gathered for the whole step, and reduce gradients at its end.
+    """
+    stage: ZeroStage = parallel.zero_stage or (1 if pipelined else DEFAULT_STAGE)
+    every = "step" if pipelined else parallel.reduce_every
     return FsdpConfig(
         zero_stage=stage,
         reduce_every_microbatch=stage > 1 if every == "auto" else every == "microbatch",

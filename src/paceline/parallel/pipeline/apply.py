@@ -1,9 +1,9 @@
 """Pipeline parallelism on torch's schedules: each rank keeps the blocks of its stages, and runs them in turn with the others.
 
-The user's two functions run as they are on every stage: `forward` runs the model, which runs the passage of its blocks that
-the stage stands for, with what came from the stage before in the place of the embedding; `loss` runs on the last one. One
-call of a schedule is one optimizer step. Micro-batches are known to torch by their numbers alone, under which every stage looks
-up inputs and labels.
+The user's two functions run as they are on every stage: `forward` runs the model, which runs the passage of its blocks
+that the stage stands for, with what came from the stage before in the place of the embedding; `loss` runs on the last one.
+One call of a schedule is one optimizer step. Micro-batches are known to torch by their numbers alone, under which every
+stage looks up inputs and labels.
 """
 
 from __future__ import annotations

@@ -20,41 +20,45 @@ from paceline.parallel.strategy import Collective, Work
 from paceline.parallel.tensor.config import AXIS, TensorConfig, is_partial, kv_copies
 
 
-def exchange(work: Work, config: TensorConfig, ranks_of_sequence: int = 1) -> list[Collective]:
+def exchange(
+    work: Work, config: TensorConfig, ranks_of_sequence: int = 1, *, embeds: bool = True, ends: bool = True
+) -> list[Collective]:
     """The collectives of all forward and backward passes of an optimizer step.
 
     Args:
         ranks_of_sequence: degree of `cp`.
+        embeds, ends: whether this rank's blocks follow the embedding, and are followed by the head and the loss.
     """
     spec, times = work.spec, work.accumulation
     tokens = work.microbatch * work.sequence_length // ranks_of_sequence
     product, stream = (tokens * spec.dim * width for width in (work.compute_bytes, work.stream_bytes))
     branches = 2 * spec.num_layers
+    left = branches * product + embeds * stream
     again = _again(work)
     found = []
     if config.sequence_parallel:
         inputs, outputs = "inputs of products", "outputs of products"
         found = [
-            _of("all_gather", times * (branches + 1), times * (branches + 1) * product, "forward", inputs),
-            _of("reduce_scatter", times * (branches + 1), times * (branches * product + stream), "forward", outputs),
-            _of("all_gather", times * (branches + 1), times * (branches * product + stream), "backward", outputs),
-            _of("reduce_scatter", times * (branches + 1), times * (branches + 1) * product, "backward", inputs),
+            _of("all_gather", times * (branches + ends), times * (branches + ends) * product, "forward", inputs),
+            _of("reduce_scatter", times * (branches + embeds), times * left, "forward", outputs),
+            _of("all_gather", times * (branches + embeds), times * left, "backward", outputs),
+            _of("reduce_scatter", times * (branches + ends), times * (branches + ends) * product, "backward", inputs),
             _of("all_gather", times * again[0], times * again[0] * product, "backward", f"{inputs}, recomputed"),
             _of("reduce_scatter", times * again[1], times * again[1] * product, "backward", f"{outputs}, recomputed"),
         ]
     else:
         found = [
-            _of("all_reduce", times * (branches + 1), times * (branches * product + stream), "forward", "outputs"),
+            _of("all_reduce", times * (branches + embeds), times * left, "forward", "outputs"),
             _of(
                 "all_reduce",
-                times * (branches + 1),
-                times * (branches + 1) * product,
+                times * (branches + ends),
+                times * (branches + ends) * product,
                 "backward",
                 "gradients of inputs",
             ),
             _of("all_reduce", times * again[1], times * again[1] * product, "backward", "outputs, recomputed"),
         ]
-    return [*found, _loss(work, tokens)]
+    return [*found, _loss(work, tokens)] if ends else found
 
 
 def partial_sums(spec: ModelSpec, config: TensorConfig, held_bytes: Mapping[str, int]) -> list[Collective]:

@@ -1,0 +1,142 @@
+"""Length of a step of each pipeline schedule, with stages that sleep: the bubble itself, without a core for each rank.
+
+    python -m benchmarks.pipeline_bubble [--microbatches 8 16]
+
+A rank's share of a micro-batch sleeps 50 ms in the forward, 50 ms for the gradient of its input and 50 ms for those of its
+weights, each part in an autograd function of its own; several stages of a rank share them. Four ranks run
+`parallel.pipeline.apply.Pipeline`, which is what `paceline train` runs. The step is held to within 3% of the player's
+prediction and of the formula of docs/math/pipeline.md, and the micro-batches alive at once to the schedule's promise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.launch import environment
+from benchmarks.program import finish, parser
+from benchmarks.record import ROOT, Figure, say
+from paceline.parallel.pipeline.config import PipelineConfig
+from paceline.parallel.pipeline.cost import ideal_seconds, peak_alive
+from paceline.parallel.pipeline.player import StageSeconds, play
+
+RANKS = 4
+SECONDS = 0.05
+WITHIN = 0.03
+WARM_STEPS, STEPS = 1, 3
+
+CONFIGS = [
+    PipelineConfig("gpipe", RANKS, 1, (1,) * RANKS),
+    PipelineConfig("1f1b", RANKS, 1, (1,) * RANKS),
+    PipelineConfig("interleaved-1f1b", RANKS, 2, (1,) * 2 * RANKS),
+    PipelineConfig("zero-bubble", RANKS, 1, (1,) * RANKS),
+    PipelineConfig("zbv", RANKS, 2, (1,) * 2 * RANKS),
+]
+
+
+def measure(microbatches: list[int], seconds: float, steps: int) -> list[dict[str, Any]]:
+    """What each rank found: seconds per step and micro-batches alive, by schedule and micro-batches."""
+    with tempfile.TemporaryDirectory(prefix="paceline-bubble-") as folder:
+        command = [sys.executable, "-m", "benchmarks.pipeline_bubble", "--folder", folder, "--seconds", str(seconds),
+                   "--steps", str(steps), "--microbatches", *map(str, microbatches)]  # fmt: skip
+        ranks = [
+            subprocess.Popen([*command, "--rank", str(rank)], cwd=ROOT, env=environment() | {"OMP_NUM_THREADS": "1"})
+            for rank in range(RANKS)
+        ]
+        try:
+            codes = [rank.wait(timeout=600) for rank in ranks]
+        finally:
+            for rank in ranks:
+                if rank.poll() is None:
+                    rank.kill()
+        if any(codes):
+            raise RuntimeError(f"exit codes {codes}")
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def be_rank(args: argparse.Namespace) -> None:
+    """One rank: every schedule in turn."""
+    import torch
+    import torch.distributed as dist
+
+    from benchmarks.sleeping import SleepingStages, alive
+    from paceline.parallel.layout import Layout
+    from paceline.parallel.mesh import build_mesh
+    from paceline.parallel.pipeline.apply import Pipeline
+
+    store = torch._C._distributed_c10d.FileStore(f"{args.folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=args.rank, world_size=RANKS)
+    device = torch.device("cpu")
+    mesh = build_mesh(Layout(pp=RANKS), device)
+    found = {}
+    for config in CONFIGS:
+        stages = SleepingStages(config, args.rank, args.seconds / config.stages_per_rank)
+        pipeline = Pipeline(stages, config, mesh, device)
+        for microbatches in args.microbatches:
+            batches = [{"tokens": torch.zeros(1, 1, dtype=torch.long)} for _ in range(microbatches)]
+            took = []
+            for _ in range(WARM_STEPS + args.steps):
+                alive.most = 0
+                dist.barrier()
+                started = time.perf_counter()
+                pipeline.run(batches, stages.forward, stages.loss, lambda part: None)
+                dist.barrier()
+                took.append(time.perf_counter() - started)
+            found[_key(config, microbatches)] = {"seconds": took[WARM_STEPS:], "alive": alive.most}
+    Path(args.folder, f"{args.rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def _key(config: PipelineConfig, microbatches: int) -> str:
+    return f"{config.schedule}, {microbatches} micro-batches"
+
+
+def figures_of(config: PipelineConfig, microbatches: int, ranks: list[dict[str, Any]], seconds: float) -> list[Figure]:
+    key = _key(config, microbatches)
+    per_rank = StageSeconds(seconds, seconds, seconds)
+    parts = config.stages_per_rank
+    stage = StageSeconds(seconds / parts, seconds / parts, seconds / parts)
+    played = play(config, microbatches, [stage] * config.num_stages)
+    ideal = ideal_seconds(config, microbatches, per_rank)
+    took = statistics.median(max(step) for step in zip(*(rank[key]["seconds"] for rank in ranks), strict=True))
+    alive = [rank[key]["alive"] for rank in ranks]
+    promised = [peak_alive(config, microbatches, rank) for rank in range(RANKS)]
+    near = abs(took / played.step_seconds - 1) <= WITHIN and abs(took / ideal - 1) <= WITHIN
+    return [
+        Figure(
+            f"step of {RANKS} sleeping ranks, {key}",
+            f"within {WITHIN:.0%} of {ideal:.3f} s (formula) and {played.step_seconds:.3f} s (player)",
+            f"{took:.3f} s, {took / ideal - 1:+.1%}; bubble {1 - microbatches * per_rank.total / took:.1%}",
+            near,
+        ),
+        Figure(f"micro-batches alive, {key}", f"{promised}", f"{alive}", alive == promised),
+    ]
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--microbatches", type=int, nargs="+", default=[8, 16])
+    made.add_argument("--seconds", type=float, default=SECONDS, help=argparse.SUPPRESS)
+    made.add_argument("--steps", type=int, default=STEPS, help=argparse.SUPPRESS)
+    made.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    made.add_argument("--folder", help=argparse.SUPPRESS)
+    args = made.parse_args()
+    if args.rank is not None:
+        be_rank(args)
+        return 0
+    seconds, steps = (0.005, 1) if args.quick else (args.seconds, args.steps)
+    say(f"{len(CONFIGS)} schedules on {RANKS} ranks, {args.microbatches} micro-batches, {seconds * 1e3:.0f} ms a part")
+    ranks = measure(args.microbatches, seconds, steps)
+    figures = [f for c in CONFIGS for m in args.microbatches for f in figures_of(c, m, ranks, seconds)]
+    return finish("pipeline_bubble", figures, {"ranks": ranks, "seconds": seconds}, args, [])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

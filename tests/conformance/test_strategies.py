@@ -54,7 +54,8 @@ def test_a_layout_never_changes_the_result(pool: Pool, case: Case, optimizer: tu
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_ran_and_what_is_kept_is_what_cost_says(pool: Pool, case: Case) -> None:
-    for step in (1, 3):
+    # In a pipeline's first step neighbours agree on how they send: a number each way.
+    for step in (2, 3) if "parallel.pp" in "".join(case.overrides) else (1, 3):
         for rank, found in enumerate(pool.run(train, case.world_size, case, step)):
             stated = stated_cost(case, rank=rank)
             calls, sizes = by_kind_and_axis(stated)

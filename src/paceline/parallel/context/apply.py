@@ -34,11 +34,8 @@ def split_attention(model: Decoder, mesh: Mesh, config: ContextConfig, *, compil
 @contextmanager
 def whole_sequences(model: Decoder) -> Iterator[None]:
     """Lets each rank attend over all that it is given, as for a text that no other rank has a part of."""
-    split = [
-        b.attention
-        for b in model.blocks.values()
-        if isinstance(b, Block) and isinstance(b.attention.attend, SplitAttention)
-    ]
+    attentions = [block.attention for block in model.blocks.values() if isinstance(block, Block)]
+    split = [attention for attention in attentions if isinstance(attention.attend, SplitAttention)]
     kept = [attention.attend for attention in split]
     for attention in split:
         attention.attend = sdpa

@@ -7,7 +7,7 @@ chunks, H query heads, G key and value heads, K head width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paceline.model.attention import Attention, Documents, plain, sdpa, sdpa_documents
+from paceline.model.attention import Documents, plain, sdpa, sdpa_documents
 from paceline.model.dropout import AttentionDropout
 from paceline.parallel.context import kernel
 from paceline.parallel.context.config import chunks_of, heads_at_once, natural_order
@@ -69,19 +69,20 @@ class SplitAttention(ABC):
     def __init__(self, group: dist.ProcessGroup, *, compiled: bool = False) -> None:
         self.sequence = SplitSequence(group)
         # Where nothing is compiled torch's compiler is not loaded, which takes seconds.
-        self._attend: Attention = torch.compiler.disable(self.attend) if compiled else self.attend
+        self._attend: Callable[..., Tensor] = torch.compiler.disable(self.attend) if compiled else self.attend  # type: ignore[no-untyped-call]
 
     def __call__(
         self,
-        q_BHPK: Tensor,
-        k_BGPK: Tensor,
-        v_BGPK: Tensor,
+        q_BHLK: Tensor,
+        k_BGLK: Tensor,
+        v_BGLK: Tensor,
         documents: Documents | None,
         *,
         scale: float,
         dropout: AttentionDropout | None,
     ) -> Tensor:
-        return self._attend(q_BHPK, k_BGPK, v_BGPK, documents, scale=scale, dropout=dropout)
+        """As `model.attention.Attention`, for this rank's positions."""
+        return self._attend(q_BHLK, k_BGLK, v_BGLK, documents, scale=scale, dropout=dropout)
 
     @abstractmethod
     def attend(
@@ -94,7 +95,7 @@ class SplitAttention(ABC):
         scale: float,
         dropout: AttentionDropout | None,
     ) -> Tensor:
-        """As `model.attention.Attention`, for this rank's positions."""
+        """What a call does."""
 
     @abstractmethod
     def prepare(self, documents: Documents, batch: int, held: int, dtype: torch.dtype, dropping: bool) -> Documents:
@@ -200,8 +201,8 @@ class _Gathered(torch.autograd.Function):
             for rows, parts in _parts(ctx.sequence, q.shape[2], bias):
                 for part in parts:
                     d_q, d_k, d_v = kernel.backward(
-                        *(x[:, heads, rows] for x in (grad, q)), whole_k, whole_v, part, ctx.scale,
-                        *(x[:, heads, rows] for x in (output, logsumexp)),
+                        grad[:, heads, rows], q[:, heads, rows], whole_k, whole_v, part, ctx.scale,
+                        output[:, heads, rows], logsumexp[:, heads, rows],
                     )  # fmt: skip
                     grad_q[:, heads, rows] += d_q
                     share_k[:, :, part.keys] += d_k

@@ -22,6 +22,7 @@ PROGRAMS = {
     "throughput": ["benchmarks.throughput"],
     "defaults": ["benchmarks.throughput", "--defaults"],
     "peers": ["benchmarks.peers"],
+    "tensor_parallel": ["benchmarks.tensor_parallel"],
     "startup": ["benchmarks.startup"],
     "overhead": ["benchmarks.overhead"],
     "memory": ["benchmarks.memory"],

@@ -113,7 +113,7 @@ def train_mlp(
 
     def counted(tensor: Tensor, *args: object, **kwargs: object) -> object:
         nonlocal calls
-        calls += tensor.numel() > 2
+        calls += tensor.dtype != torch.float64  # that is what ranks agree on
         return original(tensor, *args, **kwargs)
 
     dist.all_reduce = counted

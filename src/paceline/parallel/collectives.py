@@ -9,6 +9,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# Names since torch 2.13, which warns of the older ones.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_gather(whole: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
+    """Fill `whole` with every rank's `own`, in rank order; both contiguous."""
+    _all_gather(whole, own, group=group)
+
+
+def reduce_scatter(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
+    """Fill `own` with this rank's part of the sum of every rank's `whole`; both contiguous."""
+    _reduce_scatter(own, whole, group=group)
+
 
 class PendingSum:
     """A sum over all ranks under way; `result()` waits for it."""

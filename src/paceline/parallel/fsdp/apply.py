@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.boxes import Placement
 from paceline.optim.clip import gradient_norm
+from paceline.parallel.collectives import all_gather
 from paceline.parallel.ddp.apply import BucketReducer
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.fsdp.config import FsdpConfig
@@ -116,7 +117,7 @@ def gather_whole(part: Part, group: dist.ProcessGroup) -> Tensor:
     padded = own.new_zeros(rows, *part.shape[1:])
     padded[: own.shape[0]] = own
     gathered = own.new_empty(rows * dist.get_world_size(group), *part.shape[1:])
-    dist.all_gather_into_tensor(gathered, padded, group=group)
+    all_gather(gathered, padded, group)
     return gathered[: part.shape[0]]
 
 

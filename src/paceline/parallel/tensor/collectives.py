@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.parallel.collectives import all_gather, reduce_scatter
+
 Group = dist.ProcessGroup
 
 
@@ -104,7 +106,7 @@ class _GatherColumns(torch.autograd.Function):
         padded = x.new_zeros(*x.shape[:-1], max(sizes))
         padded[..., : x.shape[-1]] = x
         gathered = x.new_empty(len(sizes) * padded.numel())
-        dist.all_gather_into_tensor(gathered, padded.view(-1), group=group)
+        all_gather(gathered, padded.view(-1), group)
         parts = gathered.view(len(sizes), *padded.shape)
         return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], dim=-1)
 
@@ -117,7 +119,7 @@ def _gathered(x_BLD: Tensor, group: Group) -> Tensor:
     ranks = dist.get_world_size(group)
     batch, length, width = x_BLD.shape
     parts = x_BLD.new_empty(ranks * batch, length, width)
-    dist.all_gather_into_tensor(parts, x_BLD.contiguous(), group=group)
+    all_gather(parts, x_BLD.contiguous(), group)
     return parts.view(ranks, batch, length, width).transpose(0, 1).reshape(batch, ranks * length, width)
 
 
@@ -126,7 +128,7 @@ def _scattered(x_BLD: Tensor, group: Group) -> Tensor:
     batch, length, width = x_BLD.shape
     parts = x_BLD.view(batch, ranks, length // ranks, width).transpose(0, 1).contiguous()
     own = x_BLD.new_empty(batch, length // ranks, width)
-    dist.reduce_scatter_tensor(own, parts.view(ranks * batch, length // ranks, width), group=group)
+    reduce_scatter(own, parts.view(ranks * batch, length // ranks, width), group)
     return own
 
 

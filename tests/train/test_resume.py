@@ -20,6 +20,8 @@ LAYOUTS = {
     "hsdp-2x2": (4, ("parallel.dp_replicate=2", "parallel.dp_shard=2")),
     "tp-2": (2, ("parallel.tp=2",)),
     "fsdp-2, tp-2": (4, ("parallel.dp_shard=2", "parallel.tp=2")),
+    "cp-2": (2, ("parallel.cp=2",)),
+    "fsdp-2, cp-2": (4, ("parallel.dp_shard=2", "parallel.cp=2", "model.attention_dropout=0.1")),
 }
 
 

@@ -23,10 +23,19 @@ TENSOR = (
     (4, ("parallel.tp=2", "parallel.sequence_parallel=false"), 10),
     (2, (), None),
 )
+CONTEXT = (
+    (2, ("parallel.cp=2",), 2),
+    (4, ("parallel.cp=2", "parallel.dp_shard=2"), 4),
+    (1, (), 5),
+    (4, ("parallel.cp=4", "parallel.cp_method=alltoall"), 7),
+    (4, ("parallel.cp=2", "parallel.tp=2"), 9),
+    (3, ("parallel.dp_shard=3",), 10),
+    (4, ("parallel.cp=2",), None),
+)
 """Ranks, layout, and the step at which it is stopped."""
 
 
-@pytest.mark.parametrize("chain", [pytest.param(TENSOR, id="tensor")])
+@pytest.mark.parametrize("chain", [pytest.param(TENSOR, id="tensor"), pytest.param(CONTEXT, id="context")])
 @pytest.mark.limit(180)
 def test_any_layout_resumes_what_any_other_saved(
     pool: Pool, tmp_path: Path, chain: tuple[tuple[int, tuple[str, ...], int | None], ...]

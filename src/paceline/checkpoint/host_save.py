@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from paceline.checkpoint.boxes import Box, tiles
-from paceline.checkpoint.folders import quarantine, step_folder, tidy
+from paceline.checkpoint.folders import quarantine, step_folder, step_of, tidy
 from paceline.checkpoint.host_parts import Begin, HostPart, has_begun, read_part, remove_parts, write_begin, write_part
 from paceline.checkpoint.image_file import write_image
 from paceline.checkpoint.inbox import Inbox
@@ -121,7 +121,7 @@ class HostSave:
         if self._is_coordinator:
             with contextlib.suppress(OSError):
                 for sentence in tidy(self._storage):
-                    self._tell(Event(state="removed", step=self.inbox.step, text=sentence))
+                    self._tell(Event(state="removed", step=_step_in(sentence) or self.inbox.step, text=sentence))
 
     def _make_folder(self) -> None:
         self._clear_leftover()
@@ -279,7 +279,7 @@ class HostSave:
         return self._event("failed", text=text, error=reason.to_record())
 
     def _apply_keep_rule(self) -> None:
-        """What fails here costs room, not the checkpoint: said, and tried again after the next save."""
+        """What fails here costs room, not the checkpoint: an event with number 0, and tried again."""
         step = self.inbox.step
         try:
             for event in apply_keep_rule(self._storage, step, self._set_up.keep, self._phase):
@@ -300,6 +300,12 @@ class HostSave:
         seconds = time.monotonic() - self.inbox.began
         step, number = self.inbox.step, self.inbox.number
         return Event(state=state, step=step, number=number, seconds=seconds, folder=self._folder, **values)
+
+
+def _step_in(sentence: str) -> int | None:
+    """The step of the folder that a sentence of `tidy` is about."""
+    steps = [step_of(word.strip(",").rpartition("/")[2]) for word in sentence.split()]
+    return next((step for step in steps if step is not None), None)
 
 
 def _size(files: list[WrittenFile]) -> int:

@@ -136,7 +136,7 @@ class Trainer:
             for name, table in sections.items()
             for key in table.__struct_fields__
         ]
-        check_effects(held, settings.__contains__)
+        check_effects([*held, ("data.eval_fraction", 0.0), ("data.eval", tuple(evals or ()))], settings.__contains__)
         self._optimizer: OptimizerSection = sections["optimizer"]  # type: ignore[assignment]
         self._parallel: ParallelSection = sections["parallel"]  # type: ignore[assignment]
         self._batch_section: BatchSection = sections["batch"]  # type: ignore[assignment]

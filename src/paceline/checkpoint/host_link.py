@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -91,9 +90,11 @@ class HostLink:
         key = f"{self._prefix}/{self._generation + 1}"
         if self._starts or self.is_open or not self._store.check([key]):
             return False
-        with contextlib.suppress(OSError):
+        try:
             self.open(number)
-        return self.is_open and self._first_save <= number
+        except OSError:
+            return False
+        return self._first_save <= number
 
     def send(self, message: msgspec.Struct, descriptor: int | None = None) -> None:
         """Raises Closed where the writer is gone."""

@@ -21,13 +21,14 @@ from paceline.workers.watch import watch
 PROCS = 2
 
 
-def run_ranks(module: str, words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+def run_ranks(module: str, words: Sequence[str], options: dict[str, Any], procs: int = PROCS) -> dict[str, Any]:
     """Run `python -m MODULE` on the ranks of a job, in a run directory that is removed afterwards.
 
     Args:
         module: a program that calls `ranks.join_ranks` and `ranks.tell`.
         words: job file and overrides.
         options: what the program is told beside the job.
+        procs: number of ranks.
 
     Returns:
         What rank 0 told.
@@ -36,7 +37,7 @@ def run_ranks(module: str, words: Sequence[str], options: dict[str, Any]) -> dic
         PacelineError: what the ranks came to.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        all_words = [*words, f"run.dir={json.dumps(folder)}", f"launch.procs_per_node={PROCS}"]
+        all_words = [*words, f"run.dir={json.dumps(folder)}", f"launch.procs_per_node={procs}"]
         resolved = resolve(all_words)
         told = Path(folder) / "told.json"
         given = Path(folder) / "options.json"
@@ -59,11 +60,12 @@ def environment() -> dict[str, str]:
 
 def _run(resolved: Resolved, module: str, argv: list[str]) -> None:
     launch = resolved.job.launch
-    cpus = plan_here(PROCS, launch.threads, launch.affinity == "auto")
+    procs = resolved.layout.world_size
+    cpus = plan_here(procs, launch.threads, launch.affinity == "auto")
     say(f"  {affinity.describe(cpus, affinity.cpu_quota(), os.environ)}")
     with open_run(resolved) as directory:
         env = {**environment(), **worker_environment(directory, time.time())}
-        with start(argv, procs=PROCS, module=module, run_id=directory.run_id, cpus=cpus, env=env) as group:
+        with start(argv, procs=procs, module=module, run_id=directory.run_id, cpus=cpus, env=env) as group:
             result = watch(group)
     if result.error is not None:
         raise result.error

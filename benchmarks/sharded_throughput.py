@@ -33,7 +33,7 @@ from benchmarks.throughput import (
 
 STAGES = (3, 2, 1)
 PRECISIONS = ("fp32", "bf16")
-BUDGET = Budget(max_seconds=40.0)
+BUDGET = Budget(max_seconds=30.0)
 """Of one stage at one precision; a pair takes two to three seconds."""
 
 REPLICA_STEPS = 8

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,9 @@ def measure(rank: Rank, before: int) -> dict[str, Any]:
     start_peak = memory_bytes("VmHWM") - before
     give_back()
     Path("/proc/self/clear_refs").write_text(CLEAR_PEAK, encoding="ascii")
+    began = time.perf_counter()
     side.run(steps)
+    found["seconds_per_step"] = (time.perf_counter() - began) / steps
     found["step_peak_bytes"] = memory_bytes("VmHWM") - before
     found["peak_bytes"] = max(start_peak, found["step_peak_bytes"])
     found["rest_as_is_bytes"] = memory_bytes("VmRSS") - before

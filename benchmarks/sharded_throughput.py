@@ -85,7 +85,9 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--stage", type=int, choices=STAGES, help="one stage alone")
     options.add_argument("--precision", choices=PRECISIONS, help="one precision alone")
-    options.add_argument("--microbatch", type=int, default=2, help="of the 4 sequences of a rank (default: %(default)s)")
+    options.add_argument(
+        "--microbatch", type=int, default=2, help="of the 4 sequences of a rank (default: %(default)s)"
+    )
     return measure(options.parse_args())
 
 

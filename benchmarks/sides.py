@@ -90,5 +90,10 @@ class HandwrittenShardedSide(HandwrittenSide):
 
         fsdp = rank.resolved.fsdp
         self.loop = HandwrittenSharded(
-            recipe, rank.data.train, rank.world.rank, rank.world.world_size, fsdp.zero_stage, fsdp.reduce_every_microbatch
+            recipe,
+            rank.data.train,
+            rank.world.rank,
+            rank.world.world_size,
+            fsdp.zero_stage,
+            fsdp.reduce_every_microbatch,
         )

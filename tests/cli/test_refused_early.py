@@ -18,7 +18,11 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
     ("procs", "words", "texts"),
     [
         (4, ["parallel.dp_shard=3"], ["dp_shard 3 = 3", "4 ranks", "1 or 2 or 4"]),
-        (4, ["parallel.dp_replicate=3", "parallel.dp_shard=2"], ["3 x dp_shard 2 = 6", "4 ranks", "6 ranks with --procs"]),
+        (
+            4,
+            ["parallel.dp_replicate=3", "parallel.dp_shard=2"],
+            ["3 x dp_shard 2 = 6", "4 ranks", "6 ranks with --procs"],
+        ),
         (4, ["parallel.dp_replicate=-1", "parallel.dp_shard=-1"], ["only one axis can be -1"]),
         (1, ["parallel.zero_stage=2"], ["parallel.zero_stage", "no effect", "one rank"]),
         (2, ["parallel.zero_stage=1"], ["parallel.zero_stage", "no effect", "parallel.dp_shard=2"]),

@@ -2,7 +2,7 @@
 
 Started by `launch.run_ranks` with the options
 
-    other: handwritten, accelerate or transformers
+    other: handwritten, fully_shard, accelerate or transformers
     precision, compile: of the other side
     block_steps, warmup_steps, budget: see `interleave`
 """
@@ -27,6 +27,7 @@ from paceline.parallel.compile.apply import recompiles
 
 OTHERS = {
     "handwritten": "benchmarks.sides:HandwrittenSide",
+    "fully_shard": "benchmarks.sides:HandwrittenShardedSide",
     "accelerate": "benchmarks.peers.accelerate_side:AccelerateSide",
     "transformers": "benchmarks.peers.trainer_side:TrainerSide",
 }

@@ -104,6 +104,7 @@ def activation_bytes(
     loss_chunk_bytes: int = 2**20,
     masked_documents: bool = False,
     recompute: Recompute = "none",
+    blocks_in_dtype: bool = False,
 ) -> ActivationBytes:
     """Bytes that the eager decoder and its loss keep between a forward and its backward in training.
 
@@ -114,10 +115,12 @@ def activation_bytes(
             log-softmax where it is not (`loss.cross_entropy`).
         masked_documents: packed documents on a device whose kernel takes a mask.
         recompute: what blocks compute anew in their backward.
+        blocks_in_dtype: the blocks' weights have the products' type already, as those gathered in 16 bit: no copies.
     """
     tokens = microbatch * sequence_length
     block_input = tokens * spec.dim * residual_bytes
-    per_layer = tokens * _block_bytes_per_token(spec, dtype_bytes, residual_bytes)
+    head_norm_bytes = dtype_bytes if blocks_in_dtype else residual_bytes
+    per_layer = tokens * _block_bytes_per_token(spec, dtype_bytes, residual_bytes, head_norm_bytes)
     if spec.attention_dropout:
         per_layer += _written_out_attention_bytes(spec, microbatch, sequence_length, dtype_bytes)
     table_bytes = max(residual_bytes, 4)
@@ -128,7 +131,7 @@ def activation_bytes(
     logit_bytes = dtype_bytes if chunked else max(dtype_bytes, 4)
     copied = dtype_bytes < residual_bytes
     head_copy = dtype_bytes * spec.vocab_size * spec.dim if copied else 0
-    block_copies = dtype_bytes * block_matmul_parameter_count(spec) if copied else 0
+    block_copies = dtype_bytes * block_matmul_parameter_count(spec) if copied and not blocks_in_dtype else 0
     kept, anew = per_layer, 0
     if recompute != "none":
         outputs, shared = _product_bytes_per_token(spec, dtype_bytes) if recompute == "selective" else (0, 0)
@@ -147,11 +150,11 @@ def activation_bytes(
     )
 
 
-def _block_bytes_per_token(spec: ModelSpec, dtype_bytes: int, residual_bytes: int) -> int:
+def _block_bytes_per_token(spec: ModelSpec, dtype_bytes: int, residual_bytes: int, head_norm_bytes: int) -> int:
     query_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     norms = 2 * _norm_bytes_per_token(spec, residual_bytes)
     if spec.qk_norm:
-        norms += residual_bytes * (query_dim + kv_dim + spec.num_heads + spec.num_kv_heads)
+        norms += head_norm_bytes * (query_dim + kv_dim) + residual_bytes * (spec.num_heads + spec.num_kv_heads)
     # Input of the three layers; queries, keys, values; attention's output.
     attention = dtype_bytes * (spec.dim + 2 * query_dim + 2 * kv_dim)
     # A log-sum-exp a head; without the fused kernel, see `_written_out_attention_bytes`.

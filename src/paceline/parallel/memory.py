@@ -114,6 +114,7 @@ def rank_memory(
     activations = activation_bytes(
         spec, batch.microbatch, sequence_length, compute_bytes, recompute=transforms.recompute,
         residual_bytes=2 if transforms.parameter_dtype == "bf16" else element_bytes,
+        blocks_in_dtype="fsdp" in strategies(layout) and fsdp.gather_dtype is not None,
     )  # fmt: skip
     tokens = batch.microbatch * sequence_length
     logits = loss_peak_bytes(spec, activations, tokens, compute_bytes, transforms.loss_chunk_tokens)

@@ -127,9 +127,12 @@ def test_a_wait_that_lasts_too_long_names_rank_host_step_file_and_seconds(place:
                 run.savers[rank].wait()
 
         run.each(wait)
-        # The save itself goes on.
+        # Where nobody waits it is said once. The save itself goes on.
         while any(saver.busy() for saver in run.savers):
+            run.savers[0].poll()
             time.sleep(0.05)
+        warnings = [event for event in run.events if event.state == "failed"]
+        assert len(warnings) == 1 and warnings[0].number == 0 and "step 100, writing" in (warnings[0].text or "")
         assert whole_steps(run.storage) == [1, 100]
 
 

@@ -209,7 +209,7 @@ def save_as_a_process(rank: int, world_size: int, place: str, lost: int | None) 
 
 
 def test_processes_share_one_writer_and_no_collective(pool: Pool, place: Path) -> None:
-    results = pool.run(save_as_a_process, 3, str(place), None)
+    results = pool.run(save_as_a_process, 3, str(place), None, timeout=90)
     assert [steps for steps, _, _ in results] == [[1, 2]] * 3 and {text for _, _, text in results} == {""}
     pids = [pid for _, pid, _ in results]
     assert pids[0] > 0 and pids[1:] == [0, 0] and await_end(pids[0])
@@ -219,6 +219,6 @@ def test_processes_share_one_writer_and_no_collective(pool: Pool, place: Path) -
 
 def test_a_process_that_dies_before_it_staged_leaves_the_save_before(pool: Pool, place: Path) -> None:
     with pytest.raises(RankDied, match="rank 1 of 2"):
-        pool.run(save_as_a_process, 2, str(place), 1)
+        pool.run(save_as_a_process, 2, str(place), 1, timeout=90)
     wait_for_old_writer(str(place), 20.0, lambda text: None)
     assert whole_steps(open_storage(place)) == [1] and not (place / "step-00000002").exists()

@@ -97,6 +97,7 @@ class Saver:
         self._next_said = False
         self._done = 0
         self._unraised: Event | None = None
+        self._warned = False
         self._phase = "starting the writer"
         self._events: list[Event] = []
         self._looked = 0.0
@@ -158,6 +159,7 @@ class Saver:
     def poll(self) -> None:
         """Hand what became of saves to `notify`. Never blocks. On other ranks it keeps the connection going."""
         self._pump()
+        self._warn_if_overdue()
         events, self._events = self._events, []
         for event in events:
             self._notify(event)
@@ -234,7 +236,7 @@ class Saver:
         return [(set_up, None), *greeting]
 
     def _send_last(self) -> None:
-        self._in_flight, self._next_said, self._unraised = True, False, None
+        self._in_flight, self._next_said, self._unraised, self._warned = True, False, None, False
         self._phase = "starting the writer"
         try:
             self._host.open(self._number)
@@ -275,6 +277,17 @@ class Saver:
             self._tell(message)
             if self._in_flight and message.number == self._number and message.state in FINAL:
                 self._settle(message)
+
+    def _warn_if_overdue(self) -> None:
+        """Once per save: a storage that hangs must not go unnoticed while training goes on."""
+        if not self._in_flight or self._warned or self._last is None:
+            return
+        seconds = time.monotonic() - self._last.began
+        if seconds > self._timeout:
+            self._warned = True
+            error = self._took_too_long(seconds)
+            text = error.message
+            self._tell(Event(state="failed", step=self._last.step, text=text, error=error.to_record()))
 
     def _settle(self, event: Event) -> None:
         self._in_flight = False

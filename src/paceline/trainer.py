@@ -161,7 +161,10 @@ class Trainer:
         return self._summary
 
     def steps(self, steps: int) -> Iterator[Step]:
-        """Train for `steps` optimizer steps, yielding the record of each. Leaving early ends the run there."""
+        """Train for `steps` optimizer steps, yielding the record of each.
+
+        Leaving early ends the attempt there, without a save: the next one goes on from the last checkpoint.
+        """
         world = join_once()
         directory = self._open(world, steps)
         if directory.finished is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,18 +49,23 @@ def attempt(
     stop: int | None = None,
     *,
     kill: int | None = None,
+    each: bool = False,
     writer: Sequence[str] = (),
     text: str = TEXT,
-) -> None:
-    """One attempt of the run in `folder`.
+) -> str:
+    """One attempt of the run in `folder`; returns what this rank said.
 
     Args:
         stop: it ends after this step as if it had been told to, with a save.
         kill: it ends right after this step as if all ranks had been killed: nothing is waited for, nothing is said.
+        each: each save is waited for, so that none is due while another is in flight.
         writer: the command of the checkpoint writer.
         text: what is trained on.
     """
-    with contextlib.chdir(folder), _stopped_at(stop), _killed_after(kill), _in_a_hurry(), _writing_by(writer):
+    with (
+        contextlib.chdir(folder), _stopped_at(stop), _killed_after(kill), _in_a_hurry(), _writing_by(writer),
+        _waiting_for(each), _listening(folder / f"said-by-{rank}") as said,
+    ):  # fmt: skip
         if rank == 0 and not Path("text.txt").exists():
             Path("text.txt").write_text(text)
         world = world_of(rank, world_size)
@@ -66,14 +73,14 @@ def attempt(
         with open_run(resolved, world) as directory, contextlib.suppress(Killed):
             if directory.finished is None:
                 worker._attempt(resolved, world, directory, time.time())
+    return said.getvalue()
 
 
 def attempts(
     rank: int, world_size: int, folder: Path, calls: Sequence[tuple[Sequence[str], Mapping[str, Any]]]
-) -> None:
+) -> list[str]:
     """Several attempts, one after another, in one call of the pool: words, and the other arguments of `attempt`."""
-    for words, options in calls:
-        attempt(rank, world_size, folder, words, **options)
+    return [attempt(rank, world_size, folder, words, **options) for words, options in calls]
 
 
 def resolved_job(words: Sequence[str], world_size: int) -> Resolved:
@@ -154,12 +161,36 @@ def _killed_after(kill: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _waiting_for(each: bool) -> Iterator[None]:
+    save = Keeper.save
+
+    def save_and_wait(keeper: Keeper, step: int, evals: Mapping[str, float] | None) -> None:
+        save(keeper, step, evals)
+        keeper._wait(step)
+
+    with mock.patch.object(Keeper, "save", save_and_wait) if each else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
 def _writing_by(command: Sequence[str]) -> Iterator[None]:
     if not command:
         yield
         return
     with mock.patch.object(keeping, "Saver", functools.partial(Saver, command=command)):
         yield
+
+
+@contextlib.contextmanager
+def _listening(file: Path) -> Iterator[io.StringIO]:
+    """What is said also goes into `file`, where it is found after a failure, and to the one who reads why a test failed."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield said
+    finally:
+        file.write_text(said.getvalue())
+        print(said.getvalue(), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from paceline.checkpoint.folders import list_steps, read_manifest, step_of
 from paceline.checkpoint.storage import open_storage
 from paceline.train import worker
-from paceline.train.keep import Keeper
 from paceline.train.loop import NO_VOTES
 from tests.cli.job import TEXT
 from tests.pool.pool import Pool
@@ -45,14 +44,7 @@ class SavesNothing:
 def resume_from_every_step(rank: int, world_size: int, folder: Path, steps: int) -> dict[int, list[dict[str, Any]]]:
     """By step: the `samples` records of an attempt that begins after it, in a copy of the run as it was then."""
     words = (*TINY, "checkpoint.every=1", f"checkpoint.keep={steps}")
-    save = Keeper.save
-
-    def save_and_wait(keeper: Keeper, step: int, evals: Any) -> None:
-        save(keeper, step, evals)
-        keeper._wait(step)
-
-    with mock.patch.object(Keeper, "save", save_and_wait):
-        attempt(rank, world_size, folder, (*words, "run.name=straight"), steps, text=TEN)
+    attempt(rank, world_size, folder, (*words, "run.name=straight"), steps, each=True, text=TEN)
     found = {}
     for step in range(1, steps):
         copy = folder / "runs" / f"from-{step}"

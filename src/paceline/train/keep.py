@@ -111,6 +111,9 @@ class Keeper:
             PacelineError: it could not be written; on every rank.
         """
         is_good = self._wait(step)
+        if self._rank == 0:
+            self._schedule.ended()
+            self._tell_skipped(step)
         if not is_good or step > self._saved_step or not (self._has_start or step > self._start_step):
             self._save(step, evals, final=True)
             self._wait(step, required=True)

@@ -13,6 +13,9 @@ from paceline.checkpoint.link import Closed, Link
 from paceline.checkpoint.messages import FromWriter
 from paceline.checkpoint.writer_process import Address, WriterProcess, connect, find, publish
 
+LOOK_SECONDS = 0.1
+"""Between two looks at the store for a writer that follows one that died."""
+
 
 class WorldLike(Protocol):
     """This rank's place in its run. The ranks of a host follow each other; `store` is the run's."""
@@ -62,6 +65,7 @@ class HostLink:
         self._process: WriterProcess | None = None
         self._generation = 0
         self._first_save = 0
+        self._looked = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -89,7 +93,11 @@ class HostLink:
     def reopen(self, number: int) -> bool:
         """Connect to a writer that has followed the one that died, if there is one and it serves save `number`."""
         key = f"{self._prefix}/{self._generation + 1}"
-        if self._starts or self.is_open or not self._store.check([key]):
+        now = time.monotonic()
+        if self._starts or self.is_open or now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = now
+        if not self._store.check([key]):
             return False
         try:
             self.open(number)

@@ -89,6 +89,9 @@ class Keeper:
     def wants(self, step: int, result: StepResult, seconds: float, evals: Mapping[str, float] | None) -> bool:
         """Whether all ranks save after optimizer step number `step`, counted from 1; `evals` are those of this step."""
         due, busy = result.votes
+        if step == self._start_step + 1:
+            # Now, so that a lack of memory shows early and the first save is as short as the others.
+            self._saver.prepare()
         if self._rank == 0:
             self._tell(step, result)
             self._meter.stepped(seconds, writing=bool(busy))
@@ -127,6 +130,10 @@ class Keeper:
         if event.state == "written":
             return
         reason = event.text if event.error is None else str(event.error.get("message"))
+        if event.state == "failed" and not event.number:
+            # Not the end of a save: an old checkpoint that could not be removed, or a save that takes long.
+            self._voice.say(f"warning: {reason}")
+            return
         blocked = self._blocked_in(event)
         self._voice.write(
             Checkpoint(step=event.step, state=event.state, path=self._path(event), bytes=event.size_bytes,

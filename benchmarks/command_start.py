@@ -3,7 +3,7 @@
     python -m benchmarks.command_start
 
 `--help` may take 3x. `plan`, `report` and `train --explain` may take 6x plus their work, which is the time of the same
-command run again in a process that has imported everything.
+command run again in a process that has imported everything. A job that cannot run is refused in under a second.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from benchmarks.startup import script
 from paceline.cli import COMMANDS
 
 HELP_TARGET, TARGET = 3.0, 6.0
+REFUSAL_SECONDS = 1.0
+REFUSED = 78
 ROUNDS = 20
 LIMIT_SECONDS = 120.0
 BARE = [sys.executable, "-c", "pass"]
@@ -61,13 +63,25 @@ def commands(run_dir: str) -> dict[str, list[str]]:
     }
 
 
-def wall_seconds(command: Sequence[str]) -> float:
+def refusals() -> dict[str, list[str]]:
+    """Words of jobs that are refused: degrees that miss the ranks, a stage without effect, settings that contradict."""
+    job = str(ROOT / "examples" / "tiny.toml")
+    sharded = ["parallel.dp_shard=2", "--procs", "2"]
+    return {
+        "degrees": ["train", job, "parallel.dp_shard=3", "--procs", "4"],
+        "no effect": ["train", job, "parallel.zero_stage=2", "--procs", "1"],
+        "contradiction": ["train", job, *sharded, "parallel.precision=bf16", "parallel.parameter_dtype=bf16"],
+    }
+
+
+def wall_seconds(command: Sequence[str], code: int = 0) -> float:
+    """Seconds of a command that ends with exit code `code`."""
     began = time.perf_counter()
     # As an installed command runs: its modules compiled once and kept.
     env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=LIMIT_SECONDS, check=False)
     spent = time.perf_counter() - began
-    if done.returncode != 0:
+    if done.returncode != code:
         raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}: {done.stderr.decode()[-500:]}")
     return spent
 
@@ -116,6 +130,19 @@ def figures_of(found: dict[str, list[float]], work: dict[str, float]) -> list[Fi
     return figures
 
 
+def refusal_figure(rounds: int) -> tuple[Figure, dict[str, list[float]]]:
+    """The longest median over the refusals."""
+    found = {
+        name: [wall_seconds([*script("paceline"), *words], REFUSED) for _ in range(rounds)]
+        for name, words in refusals().items()
+    }
+    medians = {name: statistics.median(seconds) for name, seconds in found.items()}
+    shown = ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in medians.items())
+    longest = max(medians.values())
+    figure = Figure("a job that is refused", f"< {REFUSAL_SECONDS:g} s", shown, longest < REFUSAL_SECONDS)
+    return figure, found
+
+
 def a_run(folder: Path) -> str:
     """A short run for `report` to explain."""
     words = [str(ROOT / "examples" / "tiny.toml"), "run.steps=12", "data.eval_sequences=8", "run.name=reported"]
@@ -133,8 +160,10 @@ def main() -> int:
         say(f"{rounds} rounds of {len(words)} commands")
         found = measure(words, rounds)
         work = {name: work_seconds(w) for name, w in words.items() if "--help" not in w}
-    details: dict[str, Any] = {"seconds": found, "work_seconds": work}
-    return finish("command_start", figures_of(found, work), details, args, list(words))
+        say("refusals")
+        refused, refusal_seconds = refusal_figure(rounds)
+    details: dict[str, Any] = {"seconds": found, "work_seconds": work, "refusal_seconds": refusal_seconds}
+    return finish("command_start", [*figures_of(found, work), refused], details, args, list(words))
 
 
 if __name__ == "__main__":

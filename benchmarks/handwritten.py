@@ -21,8 +21,9 @@ import os
 import pickle
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,18 +57,31 @@ class Handwritten:
         if recipe.compile:
             for block in decoder.blocks.values():
                 block.compile(dynamic=False)
+        self.model = self.wrap(decoder)
+        self.model.train()
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": [p for p in decoder.parameters() if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-                {"params": [p for p in decoder.parameters() if p.ndim < 2], "weight_decay": 0.0},
+                {"params": [p for p in self.model.parameters() if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+                {"params": [p for p in self.model.parameters() if p.ndim < 2], "weight_decay": 0.0},
             ],
             lr=recipe.lr,
             betas=recipe.betas,
             eps=recipe.eps,
             fused=True,
         )
-        self.model = DistributedDataParallel(decoder, gradient_as_bucket_view=True)
-        self.model.train()  # type: ignore[no-untyped-call]
+
+    def wrap(self, decoder: Decoder) -> torch.nn.Module:
+        """The decoder under its strategy."""
+        return DistributedDataParallel(decoder, gradient_as_bucket_view=True)
+
+    def synchronised(self, last: bool) -> AbstractContextManager[Any]:
+        """Around a micro-batch: gradients are reduced in the last one's backward."""
+        assert isinstance(self.model, DistributedDataParallel)
+        return nullcontext() if last else self.model.no_sync()
+
+    def arithmetic(self) -> AbstractContextManager[Any]:
+        """Around a forward pass."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.precision == "bf16")
 
     def step(self) -> None:
         """Forward, backward, one reduction, clipping and the update."""
@@ -76,8 +90,8 @@ class Handwritten:
         batches = self.batches()
         for index, (tokens_BL, labels_BL, documents) in enumerate(batches):
             last = index == len(batches) - 1
-            with nullcontext() if last else self.model.no_sync():
-                with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision == "bf16"):
+            with self.synchronised(last):
+                with self.arithmetic():
                     logits_BLV = self.model(tokens_BL, documents=documents)
                 loss = F.cross_entropy(logits_BLV.float().flatten(0, 1), labels_BL.flatten()) / len(batches)
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,21 @@ from paceline.workers.watch import watch
 PROCS = 2
 
 
-def run_ranks(module: str, words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+def run_ranks(
+    module: str,
+    words: Sequence[str],
+    options: dict[str, Any],
+    procs: int = PROCS,
+    variables: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Run `python -m MODULE` on the ranks of a job, in a run directory that is removed afterwards.
 
     Args:
         module: a program that calls `ranks.join_ranks` and `ranks.tell`.
         words: job file and overrides.
         options: what the program is told beside the job.
+        procs: number of ranks.
+        variables: of their environment, beside this process's.
 
     Returns:
         What rank 0 told.
@@ -36,12 +44,12 @@ def run_ranks(module: str, words: Sequence[str], options: dict[str, Any]) -> dic
         PacelineError: what the ranks came to.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        all_words = [*words, f"run.dir={json.dumps(folder)}", f"launch.procs_per_node={PROCS}"]
+        all_words = [*words, f"run.dir={json.dumps(folder)}", f"launch.procs_per_node={procs}"]
         resolved = resolve(all_words)
         told = Path(folder) / "told.json"
         given = Path(folder) / "options.json"
         given.write_text(json.dumps(options), encoding="utf-8")
-        _run(resolved, module, [str(given), str(told), *all_words])
+        _run(resolved, module, [str(given), str(told), *all_words], variables or {})
         document: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
         return document
 
@@ -57,13 +65,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
 
 
-def _run(resolved: Resolved, module: str, argv: list[str]) -> None:
+def _run(resolved: Resolved, module: str, argv: list[str], variables: Mapping[str, str]) -> None:
     launch = resolved.job.launch
-    cpus = plan_here(PROCS, launch.threads, launch.affinity == "auto")
+    procs = resolved.layout.world_size
+    cpus = plan_here(procs, launch.threads, launch.affinity == "auto")
     say(f"  {affinity.describe(cpus, affinity.cpu_quota(), os.environ)}")
     with open_run(resolved) as directory:
-        env = {**environment(), **worker_environment(directory, time.time())}
-        with start(argv, procs=PROCS, module=module, run_id=directory.run_id, cpus=cpus, env=env) as group:
+        env = {**environment(), **variables, **worker_environment(directory, time.time())}
+        with start(argv, procs=procs, module=module, run_id=directory.run_id, cpus=cpus, env=env) as group:
             result = watch(group)
     if result.error is not None:
         raise result.error

@@ -26,7 +26,11 @@ PROGRAMS = {
     "startup": ["benchmarks.startup"],
     "overhead": ["benchmarks.overhead"],
     "memory": ["benchmarks.memory"],
+    "sharded_throughput": ["benchmarks.sharded_throughput"],
+    "sharded_memory": ["benchmarks.sharded_memory"],
+    "chunked-loss": ["benchmarks.chunked_loss"],
     "command_start": ["benchmarks.command_start"],
+    "checkpoint_save": ["benchmarks.checkpoint_save"],
 }
 LIMIT_SECONDS = 1200.0
 BUSY_LOAD = 0.5

@@ -79,3 +79,21 @@ class HandwrittenSide:
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+class HandwrittenShardedSide(HandwrittenSide):
+    """The hand-written loop on `fully_shard`, at the job's stage."""
+
+    def __init__(self, rank: Rank, recipe: Recipe) -> None:
+        # torch's sharding takes a second to load and has its own memory, which the other programs do without.
+        from benchmarks.handwritten_sharded import HandwrittenSharded
+
+        fsdp = rank.resolved.fsdp
+        self.loop = HandwrittenSharded(
+            recipe,
+            rank.data.train,
+            rank.world.rank,
+            rank.world.world_size,
+            fsdp.zero_stage,
+            fsdp.reduce_every_microbatch,
+        )

@@ -61,6 +61,10 @@ def test_results_stay_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"loss_chunk_tokens": 4}, "parallel.loss_chunk_tokens"),
         ({"recompute": "full"}, "parallel.recompute"),
         ({"offload": "host"}, "parallel.offload"),
+        ({"bucket_bytes": "4MiB"}, "parallel.bucket_bytes"),
+        ({"overlap": False}, "parallel.overlap"),
+        ({"reduce_dtype": "bf16"}, "parallel.reduce_dtype"),
+        ({"reduce_every": "step"}, "parallel.reduce_every"),
     ],
 )
 def test_what_has_no_effect_is_refused(tmp_path: Path, layout: dict[str, Any], key: str) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from paceline import __version__
 from paceline.checkpoint.config import CheckpointSection
+from paceline.checkpoint.manifest import Manifest
 from paceline.cluster.probe import probe_host
 from paceline.config import COMMAND_LINE, Section, Setting, build
 from paceline.data.evaluation import eval_batches
@@ -55,7 +56,7 @@ from paceline.train import loop
 from paceline.train.keep import Keeper
 from paceline.train.keeping import make_keeper, make_room, tell_start
 from paceline.train.observe import RunObserver
-from paceline.train.resume import restore_random, resume
+from paceline.train.resume import Start, restore_random, resume
 from paceline.train.session import Session
 from paceline.train.shared_run import open_directory
 from paceline.train.startup import host_barrier, make_optimizer, world_group
@@ -80,7 +81,9 @@ class Trainer:
         loss: `loss(output, batch)` returns (sum, weight); a first parameter called `model` is given the module instead of
             its output.
         data: map-style and picklable; items are dicts of arrays, tensors or numbers. Or an iterable of such items, each
-            rank its own: the run ends for all ranks when one of them has no further step.
+            rank its own: the run ends for all ranks when one of them has no further step. A resumed run needs the same
+            number of ranks then. With `state_dict` and `load_state_dict` it goes on where it was; without, what was read
+            before is read again and left aside.
         global_batch: samples per optimizer step over all ranks.
         forward: `forward(model, batch)`; by default the module called on `batch["inputs"]`.
         optimizer: keys of `[optimizer]`, such as `{"name": "sgd", "lr": 0.1}`.
@@ -133,7 +136,7 @@ class Trainer:
             for name, table in sections.items()
             for key in table.__struct_fields__
         ]
-        check_effects(held, settings.__contains__)
+        check_effects([*held, ("data.eval_fraction", 0.0), ("data.eval", tuple(evals or ()))], settings.__contains__)
         self._optimizer: OptimizerSection = sections["optimizer"]  # type: ignore[assignment]
         self._parallel: ParallelSection = sections["parallel"]  # type: ignore[assignment]
         self._batch_section: BatchSection = sections["batch"]  # type: ignore[assignment]
@@ -158,7 +161,10 @@ class Trainer:
         return self._summary
 
     def steps(self, steps: int) -> Iterator[Step]:
-        """Train for `steps` optimizer steps, yielding the record of each. Leaving early ends the run there."""
+        """Train for `steps` optimizer steps, yielding the record of each.
+
+        Leaving early ends the attempt there, without a save: the next one goes on from the last checkpoint.
+        """
         world = join_once()
         directory = self._open(world, steps)
         if directory.finished is not None:
@@ -234,8 +240,12 @@ class Trainer:
         start = resume(
             state, world, group, self._checkpoint, place,
             prepare=lambda: make_room(self._checkpoint, place, state, world.world_size),
+            check=lambda manifest: self._check_stream(manifest, world),
         )  # fmt: skip
-        loader = self._loader(world, plan, layout, steps, start.step)
+        loader = self._loader(world, plan, layout, steps, start)
+        if isinstance(loader, IterableLoader):
+            state.position = loader.position
+            loader.position()
         session = Session(
             model=self.model, step=step, forward=self._forward, loss=self._loss, batches=loader,
             evals={n: self._eval_set(d, plan, layout, world, applied.in_step) for n, d in self._evals.items()},
@@ -281,18 +291,35 @@ class Trainer:
         return resolve_transforms(self._parallel, layout, probe_host(), precision, self._run)
 
     def _loader(
-        self, world: World, plan: BatchPlan, layout: Layout, steps: int, start_step: int
+        self, world: World, plan: BatchPlan, layout: Layout, steps: int, start: Start
     ) -> Loader | IterableLoader:
         group = world_group(world)
-        if not hasattr(self._data, "__getitem__"):
+        if self._is_stream:
+            ranks = start.manifest.ranks if start.manifest else []
             return IterableLoader(
                 self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=layout.data_rank(world.rank),
-                dp_degree=layout.dp, steps=steps, agree=lambda has: gather_objects(has, group), start_step=start_step,
+                dp_degree=layout.dp, steps=steps, agree=lambda has: gather_objects(has, group), start_step=start.step,
+                position=ranks[world.rank].get("position") if ranks else None,
             )  # fmt: skip
         return Loader(
             self._data, global_batch=plan.global_batch, microbatch=plan.microbatch, dp_rank=layout.data_rank(world.rank),
-            dp_degree=layout.dp, seed=self._seed, steps=steps, workers=self._workers, start_step=start_step,
+            dp_degree=layout.dp, seed=self._seed, steps=steps, workers=self._workers, start_step=start.step,
         )  # fmt: skip
+
+    @property
+    def _is_stream(self) -> bool:
+        return not hasattr(self._data, "__getitem__")
+
+    def _check_stream(self, manifest: Manifest, world: World) -> None:
+        """Each rank's stream is its own, so other ranks would read other samples."""
+        if self._is_stream and manifest.ranks and manifest.world_size != world.world_size:
+            raise JobError(
+                f"data is a stream that each rank reads its own part of, and the checkpoint of step {manifest.step} was "
+                f"saved by {manifest.world_size} ranks: {world.world_size} cannot go on where those were",
+                key="data",
+                values={"step": manifest.step, "saved_by": manifest.world_size, "ranks": world.world_size},
+                hint=f"Resume with {manifest.world_size} ranks, or give Trainer a map-style dataset, which any number reads.",
+            )
 
     def _blocks(self) -> list[nn.Module]:
         """The parts that are sharded one at a time: as given, else the members of the model's lists of modules."""

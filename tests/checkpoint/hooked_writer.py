@@ -1,6 +1,6 @@
 """A writer process that is slow, that fails, or that is killed, at operations of its storage.
 
-python hooked_writer.py slow SECONDS [SUFFIX] -- ARGS... sleeps before each write (of files with this suffix)
+python hooked_writer.py slow SECONDS [TEXT] -- ARGS...   sleeps before each write (into paths with this text)
 python hooked_writer.py kill OPERATION N -- ARGS...      kills itself at the N-th operation of this kind
 python hooked_writer.py fail-odd -- ARGS...              finds no space in each odd save, later each time
 python hooked_writer.py limit BYTES -- ARGS...           may write no file longer than that
@@ -27,9 +27,9 @@ def main() -> None:
     writer.main()
 
 
-def slow(seconds: str, suffix: str = "") -> None:
+def slow(seconds: str, text: str = "") -> None:
     def hook(operation: str, path: str) -> None:
-        if operation == "write" and path.endswith(suffix):
+        if operation == "write" and text in path:
             time.sleep(float(seconds))
 
     storage.on_operation = hook

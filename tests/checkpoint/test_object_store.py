@@ -17,6 +17,7 @@ from paceline.checkpoint.manifest import COMMIT_FILE, MANIFEST_FILE
 from paceline.checkpoint.storage import Storage, explain, open_storage
 from paceline.checkpoint.verify import quick, verify, verify_folder
 from paceline.errors import JobError
+from tests.checkpoint.savers import equal, odd_tensors, ranks, saved
 from tests.checkpoint.small import write_checkpoint
 
 BUCKET = "checkpoints"
@@ -250,3 +251,20 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(JobError, match="needs a package") as error:
         open_storage("s3://bucket/x")
     assert error.value.hint is not None and "pip install 'paceline[s3]'" in error.value.hint
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_ranks_save_into_a_store_and_older_ones_go(storage: Storage, hosts: int) -> None:
+    with ranks(PLACE, 2, hosts=hosts, sharded=True, keep=1) as run:
+        for step in (1, 2):
+            run.save(step)
+            run.wait()
+            found = {n: t for n, t in saved(storage, step).items() if not n.startswith("buffer/")}
+            assert equal(found, odd_tensors())
+    assert list_steps(storage) == [2] and ("removed", 1) in run.states
+    assert sorted(storage.names(step_folder(2))) == [
+        COMMIT_FILE,
+        MANIFEST_FILE,
+        "rank-00000.safetensors",
+        "rank-00001.safetensors",
+    ]

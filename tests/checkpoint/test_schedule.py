@@ -87,3 +87,11 @@ def test_an_interval_of_ones_own_stays_and_its_loss_is_told_once() -> None:
     for save in range(1, 5):
         cheap.saved(save * 300.0)
         assert cheap.measured(SaveCost(0.05, 0.0, 1.0)) is None
+
+
+def test_a_save_that_waits_at_the_end_is_the_last_one() -> None:
+    schedule = Schedule(1, now=0.0)
+    assert schedule.due(1, 1.0) and schedule.saved(1.0) is None
+    assert not schedule.due(2, 2.0, busy=True)
+    schedule.ended()
+    assert schedule.skipped == 1 and not schedule.due(3, 3.0, busy=True)

@@ -10,14 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.checkpoint import writer_lock
 from paceline.checkpoint.folders import list_steps, read_manifest
+from paceline.checkpoint.messages import KeepRule
+from paceline.checkpoint.saver import Saver
 from paceline.checkpoint.storage import open_storage
 from paceline.checkpoint.writer_lock import wait_for_old_writer
 from paceline.errors import DiskFull, PacelineError
-from tests.checkpoint.savers import Ranks, equal, head, hooked, odd_tensors, ranks, saved, whole_steps
-from tests.pool.pool import ROOT
+from tests.checkpoint.savers import Ranks, World, equal, head, hooked, odd_tensors, parts, ranks, saved, whole_steps
+from tests.pool.pool import ROOT, Pool, RankDied
 from tests.pool.proc import process_state
 
 
@@ -133,7 +136,8 @@ def test_one_writer_at_a_time_works_in_a_place(place: Path) -> None:
         wait_for_old_writer(str(place), 0.2, lambda text: None)
     with ranks(place, timeout=0.5) as run:
         run.save(1)
-        time.sleep(0.8)
+        while run.savers[0].busy():
+            time.sleep(0.02)
         with pytest.raises(PacelineError, match="of an earlier attempt"):
             run.wait()
         os.close(held)
@@ -178,3 +182,43 @@ def test_a_failure_on_host_0_is_known_on_all(place: Path) -> None:
         run.save(1)
         assert failures(run) == ["rank-00000"] * 2
         assert not (place / "step-00000001").exists()
+
+
+def save_as_a_process(rank: int, world_size: int, place: str, lost: int | None) -> tuple[list[int], int, str]:
+    """Two saves of one rank of several processes; `lost` closes its connection instead of joining the second."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    own, placed = parts(odd_tensors(), rank, world_size)
+    saver = Saver(
+        storage_place=place, placed=placed, world=World(rank, world_size, world_size, store), run_id="run", attempt=1,
+        keep=KeepRule(), timeout_seconds=20.0, notify=lambda event: None,
+    )  # fmt: skip
+    text = ""
+    for step in (1, 2):
+        if step == 2 and rank == lost:
+            os._exit(9)
+        saver.save(head(step), {"rank": rank})
+        own["model/a"] += 100  # what is saved is there no more
+        try:
+            saver.wait()
+        except PacelineError as error:
+            text = error.message
+    process = saver._host._process
+    pid = process.process.pid if process else 0
+    saver.close()
+    return list_steps(open_storage(place)), pid, text
+
+
+def test_processes_share_one_writer_and_no_collective(pool: Pool, place: Path) -> None:
+    results = pool.run(save_as_a_process, 3, str(place), None, timeout=90)
+    assert [steps for steps, _, _ in results] == [[1, 2]] * 3 and {text for _, _, text in results} == {""}
+    pids = [pid for _, pid, _ in results]
+    assert pids[0] > 0 and pids[1:] == [0, 0] and await_end(pids[0])
+    found = {n: t for n, t in saved(open_storage(place), 1).items() if not n.startswith("buffer/")}
+    assert equal(found, odd_tensors())
+
+
+def test_a_process_that_dies_before_it_staged_leaves_the_save_before(pool: Pool, place: Path) -> None:
+    with pytest.raises(RankDied, match="rank 1 of 2"):
+        pool.run(save_as_a_process, 2, str(place), 1, timeout=90)
+    wait_for_old_writer(str(place), 20.0, lambda text: None)
+    assert whole_steps(open_storage(place)) == [1] and not (place / "step-00000002").exists()

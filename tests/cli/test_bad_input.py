@@ -51,6 +51,7 @@ def refused(done: Completed, code: int, *texts: str) -> None:
         (["parallel.dp_replicate=1", "parallel.dp_shard=2", "--procs", "4"], ["does not equal the 4 ranks"]),
         (["parallel.reduce_every=microbatch", "--procs", "2"], ["reduce_every", "dp_shard = 1", "whole gradients"]),
         (["parallel.reduce_every=step", "--procs", "1"], ["reduce_every", "no effect"]),
+        (["parallel.reduce_dtype=bf16", "--procs", "1"], ["parallel.reduce_dtype", "no effect on one data rank"]),
         (["parallel.dp_shard=2", "parallel.overlap=false", "--procs", "2"], ["parallel.overlap", "no effect"]),
         (
             [

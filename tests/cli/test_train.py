@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.checkpoint.places import find_one
 from paceline.run.records import read_records
 from tests.cli.job import SMALL, TEXT
 from tests.pool.launch import Launcher
@@ -47,7 +48,7 @@ def test_a_run_leaves_its_files_and_is_done_the_second_time(launch: Launcher, te
     first = launch(words, timeout=90)
     assert first.returncode == 0, first.stderr
     run = text / "runs" / "default"
-    for name in ("job.toml", "plan.json", "report.html", "checkpoints/step-00000006/model.safetensors"):
+    for name in ("job.toml", "plan.json", "report.html", "checkpoints/step-00000006/COMMIT"):
         assert (run / name).exists()
     assert "http" not in (run / "report.html").read_text()
     kinds = [r["kind"] for r in read_records(run)]
@@ -117,8 +118,12 @@ def test_generate_continues_a_text_and_data_is_inspected(launch: Launcher, text:
     words = ["generate", "runs/default", "--prompt", "the dog", "--tokens", "12", "--seed", "3"]
     first, second = launch(words, timeout=60), launch(words, timeout=60)
     assert first.returncode == 0 and first.stdout == second.stdout and first.stdout.startswith("the dog")
-    shard = next((text / "runs/default/checkpoints").glob("*/model.safetensors"))
-    shard.write_bytes(shard.read_bytes()[:-1] + b"\x01")
+    saved = find_one(str(text / "runs/default"))
+    piece = saved.manifest().tensors["model/embedding.weight"].pieces[0]
+    shard = text / "runs/default/checkpoints" / saved.folder / piece.file
+    data = bytearray(shard.read_bytes())
+    data[piece.begin] ^= 1
+    shard.write_bytes(data)
     damaged = launch(words, timeout=60)
     assert damaged.returncode == 77 and "damaged" in damaged.stderr
     found = json.loads(launch(["data", "inspect", *SMALL, "--json"]).stdout)

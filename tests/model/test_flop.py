@@ -97,10 +97,28 @@ def test_activation_bytes_of_the_10m_decoder() -> None:
         assert predicted.layers == 8 * predicted.per_layer
 
 
-def saved_bytes(spec: ModelSpec, microbatch: int, length: int, bf16: bool, documents: Documents | None = None) -> int:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_that_are_in_bf16_are_not_copied(family: str) -> None:
+    """What sharding gathers in bf16 is counted there, and autocast makes no second copy of it."""
+    spec = small_spec(family, max_sequence_length=128)
+    predicted = activation_bytes(spec, 3, 96, 2, blocks_in_dtype=True)
+    assert predicted.weight_copies == 2 * spec.vocab_size * spec.dim
+    assert saved_bytes(spec, 3, 96, True, bf16_blocks=True) == pytest.approx(predicted.total, rel=0.01)
+
+
+def saved_bytes(
+    spec: ModelSpec,
+    microbatch: int,
+    length: int,
+    bf16: bool,
+    documents: Documents | None = None,
+    bf16_blocks: bool = False,
+) -> int:
     """Bytes of the distinct storages that a forward and its loss save for backward, parameters left out."""
     model = Decoder(spec)
     initialise(model, spec, 0, "cpu")
+    if bf16_blocks:
+        model.blocks.bfloat16()
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: list[Tensor] = []
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -13,34 +16,102 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint.places import find_one
+from paceline.checkpoint.saver import Saver
 from paceline.cluster.probe import Host
 from paceline.job.load import load_job
-from paceline.job.resolve import resolve_job
-from paceline.run.records import read_records
-from paceline.train import loop, shared_run, startup, worker
+from paceline.job.resolve import Resolved, resolve_job
+from paceline.run.directory import RunDirectory
+from paceline.run.records import latest_steps, read_records
+from paceline.train import keeping, loop, shared_run, startup, worker
+from paceline.train.keep import Keeper
 from paceline.train.session import Session
+from paceline.train.step import StepResult
 from paceline.workers.rendezvous import World
 from tests.cli.job import SMALL, TEXT
 
 HOST = Host("test", "cpu", 0, "cpu", 2**34, 4, 2**34, True, None)
-STEPS = 12
+STEPS = 8
 WORDS = (
     *SMALL, "batch.global_batch=12", "data.eval_sequences=7", f"run.steps={STEPS}", "run.record_samples=true",
-    "parallel.precision=fp32", "parallel.compile=false", "model.dropout=0.1", "data.workers=1", "checkpoint.every=end",
+    "parallel.precision=fp32", "parallel.compile=false", "model.dropout=0.1", "data.workers=0", "checkpoint.every=end",
 )  # fmt: skip
 
 
-def attempt(rank: int, world_size: int, folder: Path, words: Sequence[str], stop: int | None = None) -> None:
-    """One attempt of the run in `folder`, up to its end or (as if it had been told to) step `stop`."""
-    with contextlib.chdir(folder), _stopped_at(stop), _in_a_hurry():
-        if rank == 0:
-            Path("text.txt").write_text(TEXT) if not Path("text.txt").exists() else None
-        resolved = resolve_job(load_job(None, [*WORDS, *words]), world_size, HOST)
-        store = dist.PrefixStore("attempt", dist.distributed_c10d._get_default_store())
-        world = World(rank, rank, world_size, world_size, torch.device("cpu"), store)
-        with shared_run._shared(lambda: shared_run.open_run(resolved), world) as directory:
+class Killed(BaseException):
+    """What ends a killed attempt: nothing but the unwinding of its stack sees it."""
+
+
+def attempt(
+    rank: int,
+    world_size: int,
+    folder: Path,
+    words: Sequence[str],
+    stop: int | None = None,
+    *,
+    kill: int | None = None,
+    each: bool = False,
+    writer: Sequence[str] = (),
+    text: str = TEXT,
+) -> str:
+    """One attempt of the run in `folder`; returns what this rank said.
+
+    Args:
+        stop: it ends after this step as if it had been told to, with a save.
+        kill: it ends right after this step as if all ranks had been killed: nothing is waited for, nothing is said.
+        each: each save is waited for, so that none is due while another is in flight.
+        writer: the command of the checkpoint writer.
+        text: what is trained on.
+    """
+    with (
+        contextlib.chdir(folder), _stopped_at(stop), _killed_after(kill), _in_a_hurry(), _writing_by(writer),
+        _waiting_for(each), _listening(folder / f"said-by-{rank}") as said,
+    ):  # fmt: skip
+        if rank == 0 and not Path("text.txt").exists():
+            Path("text.txt").write_text(text)
+        world = world_of(rank, world_size)
+        resolved = resolved_job(words, world_size)
+        with open_run(resolved, world) as directory, contextlib.suppress(Killed):
             if directory.finished is None:
                 worker._attempt(resolved, world, directory, time.time())
+    return said.getvalue()
+
+
+def attempts(
+    rank: int, world_size: int, folder: Path, calls: Sequence[tuple[Sequence[str], Mapping[str, Any]]]
+) -> list[str]:
+    """Several attempts, one after another, in one call of the pool: words, and the other arguments of `attempt`."""
+    return [attempt(rank, world_size, folder, words, **options) for words, options in calls]
+
+
+def resolved_job(words: Sequence[str], world_size: int) -> Resolved:
+    return resolve_job(load_job(None, [*WORDS, *words]), world_size, HOST)
+
+
+def open_run(resolved: Resolved, world: World) -> RunDirectory:
+    return shared_run._shared(lambda: shared_run.open_run(resolved), resolved.job.run_path, world)
+
+
+def world_of(rank: int, world_size: int) -> World:
+    """The pool's ranks as one host; the store serves several attempts of one call."""
+    store = dist.PrefixStore(f"attempt-{next(_count)}", dist.distributed_c10d._get_default_store())
+    return World(rank, rank, world_size, world_size, torch.device("cpu"), store)
+
+
+class _Count:
+    """Calls since this process group was made, which all ranks count alike."""
+
+    def __init__(self) -> None:
+        self._of: object = None
+        self._calls = 0
+
+    def __next__(self) -> int:
+        if dist.group.WORLD is not self._of:
+            self._of, self._calls = dist.group.WORLD, 0
+        self._calls += 1
+        return self._calls
+
+
+_count = _Count()
 
 
 @contextlib.contextmanager
@@ -60,11 +131,75 @@ def _stopped_at(stop: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _killed_after(kill: int | None) -> Iterator[None]:
+    """The ranks drop their connections to the writer, as the kernel does for a dead process."""
+    if kill is None:
+        yield
+        return
+    wants, save = Keeper.wants, Keeper.save
+
+    def wants_or_dies(keeper: Keeper, step: int, result: StepResult, *rest: Any) -> bool:
+        wanted = wants(keeper, step, result, *rest)
+        if step == kill and not wanted:
+            raise Killed
+        return wanted
+
+    def save_and_die(keeper: Keeper, step: int, evals: Mapping[str, float] | None) -> None:
+        save(keeper, step, evals)
+        if step == kill:
+            raise Killed
+
+    def close(keeper: Keeper) -> None:
+        keeper._saver._host.close(0.0)
+
+    with (
+        mock.patch.object(Keeper, "wants", wants_or_dies),
+        mock.patch.object(Keeper, "save", save_and_die),
+        mock.patch.object(Keeper, "close", close),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _waiting_for(each: bool) -> Iterator[None]:
+    save = Keeper.save
+
+    def save_and_wait(keeper: Keeper, step: int, evals: Mapping[str, float] | None) -> None:
+        save(keeper, step, evals)
+        keeper._wait(step)
+
+    with mock.patch.object(Keeper, "save", save_and_wait) if each else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _writing_by(command: Sequence[str]) -> Iterator[None]:
+    if not command:
+        yield
+        return
+    with mock.patch.object(keeping, "Saver", functools.partial(Saver, command=command)):
+        yield
+
+
+@contextlib.contextmanager
+def _listening(file: Path) -> Iterator[io.StringIO]:
+    """What is said also goes into `file`, where it is found after a failure, and to the one who reads why a test failed."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield said
+    finally:
+        file.write_text(said.getvalue())
+        print(said.getvalue(), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
 def _in_a_hurry() -> Iterator[None]:
-    """Without what takes a second and changes nothing: the matmul peak and the sample of text."""
+    """Without what takes a second and changes nothing: the matmul peak, the sample of text and the bigram model."""
     with (
         mock.patch.object(startup, "measured_peak", return_value=1e9),
-        mock.patch.object(worker, "_sample", return_value="a sample"),
+        mock.patch.object(worker, "_sample", return_value=""),
+        mock.patch.object(worker, "bigram_loss", return_value=0.0),
     ):
         yield
 
@@ -80,16 +215,19 @@ class Left(NamedTuple):
 
 
 def left(run: Path) -> Left:
-    """What is there to compare."""
-    curve, samples, verdicts = {}, {}, []
-    for record in read_records(run, kinds=("step", "samples", "certificate")):
-        if record["kind"] == "step":
-            assert record["step"] not in curve, f"step {record['step']} stands twice"
-            curve[record["step"]] = (record["loss"], record["grad_norm"])
-        elif record["kind"] == "samples":
-            samples[record["step"]] = record["ids"]
-        else:
-            verdicts.append(record["verdict"])
+    """What is there to compare. Steps that a later attempt did again are void."""
+    records = list(read_records(run, kinds=("run_started", "step", "samples", "certificate")))
+    steps = latest_steps(records)
+    assert [r["step"] for r in steps] == list(range(1, len(steps) + 1)), "a step is missing or stands twice"
+    samples = {r["step"]: r["ids"] for r in records if r["kind"] == "samples"}
     manifest = find_one(str(run)).manifest()
     tensors = {name: [p.checksum for p in t.pieces] for name, t in manifest.tensors.items()}
-    return Left(curve, samples, tensors, {**manifest.state, "ranks": manifest.ranks}, verdicts)
+    return Left(
+        {r["step"]: (r["loss"], r["grad_norm"]) for r in steps}, samples, tensors,
+        {**manifest.state, "ranks": manifest.ranks}, [r["verdict"] for r in records if r["kind"] == "certificate"],
+    )  # fmt: skip
+
+
+def said(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The records of some kinds."""
+    return list(read_records(run, kinds=kinds))

@@ -1,13 +1,14 @@
-"""Exact resume: stopped and resumed is the run that was never stopped, bit for bit; on other layouts to rounding."""
+"""Exact resume: stopped or killed and resumed is the run that was never stopped, bit for bit."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.pool.pool import Pool
-from tests.train.attempts import STEPS, attempt, left
+from tests.train.attempts import STEPS, attempts, left, said
 
 LAYOUTS = {
     "one process": (1, ()),
@@ -23,21 +24,43 @@ LAYOUTS = {
     "cp-2": (2, ("parallel.cp=2",)),
     "fsdp-2, cp-2": (4, ("parallel.dp_shard=2", "parallel.cp=2", "model.attention_dropout=0.1")),
 }
+STOPPED = ("one process", "fsdp-2 stage 3")
+"""Ended as if told to; the others are killed after step 6, the last save being that of step 4."""
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.limit(90)
 def test_a_resumed_run_is_the_run_that_was_never_stopped(pool: Pool, tmp_path: Path, name: str) -> None:
-    # R1, BL-26, BL-35, BL-38: dropout, a loader process and an evaluation are in it; 3 ranks are where sums could change.
-    ranks, words = LAYOUTS[name]
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    for folder in (straight, stopped):
-        folder.mkdir()
-    pool.run(attempt, ranks, straight, (*words, "run.eval_every=4"), timeout=60)
-    pool.run(attempt, ranks, stopped, (*words, "run.eval_every=4"), 5, timeout=60)
-    pool.run(attempt, ranks, stopped, (*words, "run.eval_every=4"), timeout=60)
-    whole, resumed = left(straight / "runs" / "default"), left(stopped / "runs" / "default")
-    assert resumed.curve == whole.curve and list(whole.curve) == list(range(1, STEPS + 1))
+    # R1, BL-26, BL-35, BL-38: dropout and evaluations are in it; 3 ranks are where the order of sums could change.
+    ranks, layout = LAYOUTS[name]
+    words = (*layout, "run.eval_every=3", f"data.workers={int(ranks == 3)}")
+    broken = (*words, "run.name=broken", "checkpoint.every=4")
+    end = {"stop": 5} if name in STOPPED else {"kill": 6}
+    calls: list[Any] = [((*words, "run.name=straight"), {}), (broken, end), (broken, {})]
+    pool.run(attempts, ranks, tmp_path, calls, timeout=80)
+    whole, resumed = left(tmp_path / "runs" / "straight"), left(tmp_path / "runs" / "broken")
+    assert list(whole.curve) == list(range(1, STEPS + 1)) and whole.verdicts == []
+    assert resumed.curve == whole.curve
     assert resumed.samples == whole.samples
     assert resumed.tensors == whole.tensors
     assert resumed.state == whole.state
+    assert resumed.verdicts == ["unknown" if name in STOPPED else "exact"]
+
+
+@pytest.mark.limit(60)
+def test_steps_done_twice_are_on_record_once(pool: Pool, tmp_path: Path) -> None:  # BL-93
+    words = ("checkpoint.every=4", "run.eval_every=5")
+    pool.run(attempts, 2, tmp_path, [(words, {"kill": 7}), (words, {})], timeout=50)
+    run = tmp_path / "runs" / "default"
+    found = said(run, "run_started", "step", "checkpoint", "certificate")
+    for number in (1, 2):
+        steps = [r["step"] for r in found if r["kind"] == "step" and r["attempt"] == number]
+        assert steps == sorted(set(steps))
+    assert [r["step"] for r in found if r["kind"] == "run_started"] == [0, 4]
+    assert sorted(left(run).curve) == list(range(1, STEPS + 1))
+    certificate = next(r for r in found if r["kind"] == "certificate")
+    assert (certificate["resumed_step"], certificate["step"], certificate["same_layout"]) == (4, 5, True)
+    assert certificate["loss"] == certificate["expected_loss"] == left(run).curve[5][0]
+    resumed = next(r for r in found if r["kind"] == "checkpoint" and r["state"] == "resumed")
+    assert resumed["step"] == 4 and resumed["path"].endswith("step-00000004") and resumed["bytes"] > 0
+    assert {p.name for p in (tmp_path / "runs").iterdir()} == {"default"}

@@ -74,7 +74,9 @@ class CheckpointSection(Section, frozen=True):
         if self.storage_timeout <= 0:
             raise ValueError(f"storage_timeout = {self.storage_timeout:g}s waits for nothing; give more than 0s")
         if self.best_of is not None and self.keep_best == 0:
-            raise ValueError(f'best_of = "{self.best_of}" has no effect with keep_best = 0; set keep_best, or remove it')
+            raise ValueError(
+                f'best_of = "{self.best_of}" has no effect with keep_best = 0; set keep_best, or remove it'
+            )
         for key in ("allow_missing", "allow_unexpected"):
             patterns = getattr(self, key)
             if patterns and self.start_from is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +12,9 @@ from paceline.checkpoint.exchange import KeyValueStore
 from paceline.checkpoint.link import Closed, Link
 from paceline.checkpoint.messages import FromWriter
 from paceline.checkpoint.writer_process import Address, WriterProcess, connect, find, publish
+
+LOOK_SECONDS = 0.1
+"""Between two looks at the store for a writer that follows one that died."""
 
 
 class WorldLike(Protocol):
@@ -62,6 +65,7 @@ class HostLink:
         self._process: WriterProcess | None = None
         self._generation = 0
         self._first_save = 0
+        self._looked = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -89,11 +93,17 @@ class HostLink:
     def reopen(self, number: int) -> bool:
         """Connect to a writer that has followed the one that died, if there is one and it serves save `number`."""
         key = f"{self._prefix}/{self._generation + 1}"
-        if self._starts or self.is_open or not self._store.check([key]):
+        now = time.monotonic()
+        if self._starts or self.is_open or now - self._looked < LOOK_SECONDS:
             return False
-        with contextlib.suppress(OSError):
+        self._looked = now
+        if not self._store.check([key]):
+            return False
+        try:
             self.open(number)
-        return self.is_open and self._first_save <= number
+        except OSError:
+            return False
+        return self._first_save <= number
 
     def send(self, message: msgspec.Struct, descriptor: int | None = None) -> None:
         """Raises Closed where the writer is gone."""
@@ -106,7 +116,9 @@ class HostLink:
 
     def wait(self, seconds: float) -> None:
         """Until the writer has said something, or the time is over."""
-        if self._link is not None:
+        if self._link is None:
+            time.sleep(seconds)
+        else:
             self._link.wait(seconds)
 
     def end(self) -> str | None:

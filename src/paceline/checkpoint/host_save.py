@@ -18,15 +18,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from paceline.checkpoint.boxes import Box, tiles
-from paceline.checkpoint.folders import quarantine, step_folder, tidy
+from paceline.checkpoint.folders import quarantine, step_folder, step_of, tidy
 from paceline.checkpoint.host_parts import Begin, HostPart, has_begun, read_part, remove_parts, write_begin, write_part
 from paceline.checkpoint.image_file import write_image
 from paceline.checkpoint.inbox import Inbox
 from paceline.checkpoint.keep_rule import apply_keep_rule
-from paceline.checkpoint.manifest import COMMIT_FILE, MANIFEST_FILE, Manifest, StoredTensor
+from paceline.checkpoint.manifest import COMMIT_FILE, MANIFEST_FILE
+from paceline.checkpoint.manifest_build import build_manifest
 from paceline.checkpoint.messages import Event, Phase, SetUp, State
-from paceline.checkpoint.piece_file import WrittenFile, commit_step, tensors_of
+from paceline.checkpoint.piece_file import WrittenFile, commit_step
 from paceline.checkpoint.plan import Image
 from paceline.checkpoint.storage import Storage, join, open_storage
 from paceline.checkpoint.storage_errors import explain
@@ -109,7 +109,7 @@ class HostSave:
         self._take_parts()
         self._phase("waiting for the next step's result")
         self.inbox.await_next(self._patience())
-        manifest = self._manifest()
+        manifest = build_manifest(self._set_up, self.inbox, self._files)
         self._phase(f"writing {MANIFEST_FILE} and {COMMIT_FILE}")
         commit_step(self._storage, manifest)
         return self._event("durable", size_bytes=manifest.size_bytes)
@@ -121,7 +121,7 @@ class HostSave:
         if self._is_coordinator:
             with contextlib.suppress(OSError):
                 for sentence in tidy(self._storage):
-                    self._tell(Event(state="removed", step=self.inbox.step, text=sentence))
+                    self._tell(Event(state="removed", step=_step_in(sentence) or self.inbox.step, text=sentence))
 
     def _make_folder(self) -> None:
         self._clear_leftover()
@@ -218,49 +218,9 @@ class HostSave:
                 )
             self.inbox.pause(POLL_SECONDS)
 
-    # ---- the manifest
-
     def _patience(self) -> float:
         head = self.inbox.head
         return 0.0 if head is None or head.final else NEXT_STEP_SECONDS
-
-    def _manifest(self) -> Manifest:
-        head, set_up = self.inbox.head, self._set_up
-        if head is None:
-            raise PacelineError(f"rank 0 said nothing about the save of step {self.inbox.step}")
-        return Manifest(
-            version=set_up.version,
-            run_id=set_up.run_id,
-            attempt=set_up.attempt,
-            step=head.step,
-            samples=head.samples,
-            time=time.time(),
-            world_size=set_up.world_size,
-            layout=head.layout,
-            tensors=self._tensors(),
-            files={file.name: file.file for file in sorted(self._files, key=lambda f: f.name)},
-            state={**head.state, "eval_loss": head.eval_loss},
-            ranks=[self.inbox.own[rank] for rank in range(set_up.world_size)],
-            about=head.about,
-            next_step=self.inbox.await_next(0.0),
-        )
-
-    def _tensors(self) -> dict[str, StoredTensor]:
-        """All tensors that the ranks hold, after the check that the pieces written tile each one."""
-        found = tensors_of(self._files)
-        tensors = {
-            name: found.get(name, StoredTensor(k.dtype, k.shape, ())) for name, k in self._set_up.tensors.items()
-        }
-        wrong = sorted(found.keys() - tensors.keys()) + [
-            name for name, t in tensors.items() if not tiles([Box(p.offset, p.shape) for p in t.pieces], t.shape)
-        ]
-        if wrong:
-            raise PacelineError(
-                f"the pieces of {wrong[0]} that were written for step {self.inbox.step} are not the whole tensor",
-                values={"tensors": wrong},
-                hint="This is a fault of paceline; please report it.",
-            )
-        return tensors
 
     # ---- the end
 
@@ -279,7 +239,7 @@ class HostSave:
         return self._event("failed", text=text, error=reason.to_record())
 
     def _apply_keep_rule(self) -> None:
-        """What fails here costs room, not the checkpoint: said, and tried again after the next save."""
+        """What fails here costs room, not the checkpoint: an event with number 0, and tried again."""
         step = self.inbox.step
         try:
             for event in apply_keep_rule(self._storage, step, self._set_up.keep, self._phase):
@@ -300,6 +260,12 @@ class HostSave:
         seconds = time.monotonic() - self.inbox.began
         step, number = self.inbox.step, self.inbox.number
         return Event(state=state, step=step, number=number, seconds=seconds, folder=self._folder, **values)
+
+
+def _step_in(sentence: str) -> int | None:
+    """The step of the folder that a sentence of `tidy` is about."""
+    steps = [step_of(word.strip(",").rpartition("/")[2]) for word in sentence.split()]
+    return next((step for step in steps if step is not None), None)
 
 
 def _size(files: list[WrittenFile]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from paceline.checkpoint.folders import list_steps, quarantine, read_manifest, step_folder
+from paceline.checkpoint.manifest import is_newer
 from paceline.checkpoint.messages import Event, KeepRule
 from paceline.checkpoint.retention import Kept, to_remove
 from paceline.checkpoint.storage import Storage
@@ -27,6 +28,9 @@ def apply_keep_rule(storage: Storage, step: int, rule: KeepRule, say: Callable[[
             loss = read_manifest(storage, other).state.get("eval_loss")
             kept.append(Kept(other, loss if isinstance(loss, float | int) else None))
         except NoCheckpoint as error:
+            if is_newer(error.values.get("format")):
+                # Not this version's to judge, and so not to move or to count.
+                continue
             yield _quarantined(storage, other, error.message)
     doomed = to_remove(kept, rule.keep, rule.keep_best, rule.protected)
     if not doomed:

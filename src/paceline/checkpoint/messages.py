@@ -42,7 +42,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
     """Something that became of a save, or of an older checkpoint because of it.
 
     Attributes:
-        number: the save's, counted from 1 on every rank alike.
+        number: the save's, counted from 1 on every rank alike. 0: of no save's end, such as an older checkpoint that
+            could not be removed (failed) or a save that takes too long (failed, and may yet become durable).
         seconds: since the save began.
         size_bytes: of the files of pieces (durable).
         folder: name of the step's folder; of its new place where it was quarantined.

@@ -32,6 +32,7 @@ from paceline.checkpoint.messages import (
     Staged,
     TensorKind,
 )
+from paceline.checkpoint.other_hosts import OtherHosts
 from paceline.checkpoint.placed import Placed
 from paceline.checkpoint.plan import plan_images
 from paceline.checkpoint.staging import Stage, held
@@ -42,9 +43,7 @@ from paceline.units import format_seconds
 from paceline.workers import heartbeat
 
 FINAL = ("written", "durable", "failed")
-STORE_PAUSE_SECONDS = 0.1
-"""Between two looks at the store for what became of a save on other hosts."""
-WAIT_SECONDS = 0.1
+WAIT_SECONDS = 0.05
 END_SECONDS = 10.0
 
 
@@ -84,10 +83,10 @@ class Saver:
         self._run_id, self._attempt, self._keep = run_id, attempt, keep
         self._timeout = timeout_seconds
         self._notify = notify
-        self._hosts = world.world_size // world.local_world_size
         self._store: KeyValueStore = world.store
         # Every rank makes its savers in the same order, so that their numbers in this store agree.
         self._prefix = f"checkpoint/{self._store.add(f'checkpoint/savers/{world.rank}', 1)}"
+        self._others = OtherHosts(world, self._store, self._prefix)
         self._token = f"{run_id}/{attempt}/{self._prefix}"
         self._host = HostLink(world, self._store, self._prefix, storage_place, command, self._greeting, timeout_seconds)
         self._stage: Stage | None = None
@@ -97,9 +96,9 @@ class Saver:
         self._next_said = False
         self._done = 0
         self._unraised: Event | None = None
+        self._warned = False
         self._phase = "starting the writer"
         self._events: list[Event] = []
-        self._looked = 0.0
 
     # ---- what the training loop calls
 
@@ -158,6 +157,7 @@ class Saver:
     def poll(self) -> None:
         """Hand what became of saves to `notify`. Never blocks. On other ranks it keeps the connection going."""
         self._pump()
+        self._warn_if_overdue()
         events, self._events = self._events, []
         for event in events:
             self._notify(event)
@@ -178,7 +178,7 @@ class Saver:
             while not self._is_settled():
                 if time.monotonic() - began > self._timeout:
                     raise self._took_too_long(time.monotonic() - began)
-                self._host.wait(WAIT_SECONDS if self._hosts == 1 else WAIT_SECONDS / 4)
+                self._host.wait(WAIT_SECONDS)
         finally:
             heartbeat.beat(step, phase)
             self.poll()
@@ -224,7 +224,7 @@ class Saver:
             attempt=self._attempt,
             version=paceline.__version__,
             node=world.node_rank,
-            nodes=self._hosts,
+            nodes=self._others.count + 1,
             ranks=list(range(world.rank, world.rank + world.local_world_size)),
             world_size=world.world_size,
             keep=self._keep,
@@ -234,7 +234,7 @@ class Saver:
         return [(set_up, None), *greeting]
 
     def _send_last(self) -> None:
-        self._in_flight, self._next_said, self._unraised = True, False, None
+        self._in_flight, self._next_said, self._unraised, self._warned = True, False, None, False
         self._phase = "starting the writer"
         try:
             self._host.open(self._number)
@@ -263,7 +263,7 @@ class Saver:
             self._done = self._number
             if self._in_flight:
                 self._hear(self._writer_ended(how))
-        if self._last is not None and self._is_time_to_look():
+        if self._last is not None:
             self._look_elsewhere()
 
     def _hear(self, message: FromWriter) -> None:
@@ -276,15 +276,21 @@ class Saver:
             if self._in_flight and message.number == self._number and message.state in FINAL:
                 self._settle(message)
 
+    def _warn_if_overdue(self) -> None:
+        """Once per save: a storage that hangs must not go unnoticed while training goes on."""
+        if not self._in_flight or self._warned or self._last is None:
+            return
+        seconds = time.monotonic() - self._last.began
+        if seconds > self._timeout:
+            self._warned = True
+            error = self._took_too_long(seconds)
+            text = error.message
+            self._tell(Event(state="failed", step=self._last.step, text=text, error=error.to_record()))
+
     def _settle(self, event: Event) -> None:
         self._in_flight = False
         self._unraised = event if event.state == "failed" else None
-        if self._hosts == 1 or self._world.local_rank != 0:
-            return
-        if self._world.rank == 0:
-            self._store.set(self._key("result"), msgspec.json.encode(event))
-        elif event.state == "failed":
-            self._store.set(self._key("trouble"), msgspec.json.encode(event))
+        self._others.tell(event)
 
     def _tell(self, event: Event) -> None:
         if self._world.rank == 0:
@@ -302,38 +308,21 @@ class Saver:
 
     # ---- other hosts, and writers that follow a dead one
 
-    def _is_time_to_look(self) -> bool:
-        now = time.monotonic()
-        if now - self._looked < STORE_PAUSE_SECONDS:
-            return False
-        self._looked = now
-        return True
-
     def _look_elsewhere(self) -> None:
         if self._host.reopen(self._number):
             self._send_last()
-        if self._hosts == 1 or not self._in_flight or self._world.local_rank != 0:
-            return
-        key = self._key("trouble" if self._world.rank == 0 else "result")
-        if self._store.check([key]):
-            event = msgspec.json.decode(self._store.get(key), type=Event)
-            self._send(Cancel(self._number, event.error))
+        if self._in_flight and (ended := self._others.ended(self._number)) is not None:
+            self._send(Cancel(self._number, ended.error))
 
     def _is_settled(self) -> bool:
         """Whether the save is done on all hosts; takes over its failure elsewhere."""
         self._pump()
-        if self._in_flight:
-            return False
-        if self._world.node_rank == 0:
-            return True
-        if not self._store.check([self._key("result")]):
-            return False
-        event = msgspec.json.decode(self._store.get(self._key("result")), type=Event)
-        self._unraised = event if event.state == "failed" else None
-        return True
-
-    def _key(self, what: str) -> str:
-        return f"{self._prefix}/{what}/{self._number}"
+        if self._in_flight or self._world.node_rank == 0:
+            return not self._in_flight
+        result = self._others.result(self._number)
+        if result is not None:
+            self._unraised = result if result.state == "failed" else None
+        return result is not None
 
     def _took_too_long(self, seconds: float) -> PacelineError:
         here = self._in_flight

@@ -92,6 +92,11 @@ class Schedule:
         self._gap = None if self._saved_at is None else now - self._saved_at
         self._since = self._saved_at = now
 
+    def ended(self) -> None:
+        """The last step's save is made; one that was still to be made is that one."""
+        self.skipped += self._waiting
+        self._waiting = False
+
     def measured(self, cost: SaveCost) -> str | None:
         """Take in what a save cost; returns a sentence where it is news for the user.
 

@@ -5,11 +5,13 @@ Allocated once: pages that are there take a copy at memory speed, fresh ones cos
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,34 +74,72 @@ class Stage:
     def __init__(self, image: Image, placed: Sequence[Placed]) -> None:
         self.image = image
         self.buffer = StagingBuffer(image.size_bytes) if image.pieces else None
-        self._pairs: list[tuple[Tensor, Tensor]] = []
+        self._moves: list[Move] = []
         if self.buffer is None:
             return
         header = self.image.header()
         # Makes the pages, so that no save has to wait for them.
         self.buffer.bytes.zero_()
         self.buffer.bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-        self._pairs = list(_pairs(self.buffer.bytes, image, placed))
+        self._moves = list(_moves(self.buffer.bytes, image, placed))
 
     @torch.no_grad()
     def copy(self) -> None:
         """Take a snapshot: every element is really copied, so that the tensors may change as soon as this returns."""
-        for target, source in self._pairs:
-            target.copy_(source)
+        for target, source, size in self._moves:
+            if source.is_cpu and source.is_contiguous():
+                # Half as fast again as torch's copy, which reads the target's lines before it writes them.
+                ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
+            else:
+                target.copy_(source)
 
     def close(self) -> None:
-        self._pairs = []
+        self._moves = []
         if self.buffer is not None:
             self.buffer.close()
 
 
-def _pairs(memory: Tensor, image: Image, placed: Sequence[Placed]) -> Iterator[tuple[Tensor, Tensor]]:
+class Move(NamedTuple):
+    """A part of the buffer, the part of a tensor that belongs there, and their bytes."""
+
+    target: Tensor
+    source: Tensor
+    size: int
+
+
+def _moves(memory: Tensor, image: Image, placed: Sequence[Placed]) -> Iterator[Move]:
     by_name: dict[str, list[Placed]] = {}
     for p in placed:
         by_name.setdefault(p.name, []).append(p)
-    for piece, begin, end in image.spans():
+    for piece, begin, end in _runs(image):
         target = memory[begin:end].view(DTYPES[piece.dtype]).view(piece.box.shape)
-        yield target, _part(by_name[piece.name], piece.box)
+        yield Move(target, _part(by_name[piece.name], piece.box), end - begin)
+
+
+def _runs(image: Image) -> Iterator[tuple[NewPiece, int, int]]:
+    """The pieces, those that follow each other in their tensor as well as in the file as one."""
+    run: tuple[NewPiece, int, int] | None = None
+    for piece, begin, end in image.spans():
+        if run is not None and _follows(run[0], piece):
+            first = run[0].box
+            rows = first.shape[0] + piece.box.shape[0]
+            run = (piece._replace(box=Box(first.offset, (rows, *first.shape[1:]))), run[1], end)
+            continue
+        if run is not None:
+            yield run
+        run = (piece, begin, end)
+    if run is not None:
+        yield run
+
+
+def _follows(first: NewPiece, second: NewPiece) -> bool:
+    one, other = first.box, second.box
+    return (
+        first.name == second.name
+        and bool(one.shape)
+        and one.offset[0] + one.shape[0] == other.offset[0]
+        and (one.offset[1:], one.shape[1:]) == (other.offset[1:], other.shape[1:])
+    )
 
 
 def _part(placed: Sequence[Placed], box: Box) -> Tensor:

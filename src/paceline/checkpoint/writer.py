@@ -44,9 +44,8 @@ class Writer:
         self._saves: dict[int, HostSave] = {}
         self._jobs: queue.SimpleQueue[HostSave | None] = queue.SimpleQueue()
         self._unfinished = 0
-        self._outbox: queue.SimpleQueue[FromWriter] = queue.SimpleQueue()
+        self._sending = threading.Lock()
         self._woken, self._wake = socket.socketpair()
-        self._wake.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._woken, selectors.EVENT_READ, self._woken_up)
@@ -87,9 +86,10 @@ class Writer:
             self._drop(link)
 
     def _drop(self, link: Link[FromRank]) -> None:
-        rank = self._links.pop(link)
         self._selector.unregister(link)
-        link.close()
+        with self._sending:
+            rank = self._links.pop(link)
+            link.close()
         if rank is not None:
             self._gone.add(rank)
             for save in self._saves.values():
@@ -117,7 +117,8 @@ class Writer:
     def _staged(self, link: Link[FromRank], rank: int, message: Staged) -> None:
         save = self._saves.get(message.number) or self._begin(message)
         if save.result is not None:  # it failed before this rank came
-            self._send_to(link, save.result)
+            with self._sending:
+                _send(link, save.result)
         elif save.inbox.staged(rank, message):
             seconds = time.monotonic() - save.inbox.began
             self._tell(Event(state="staged", step=message.step, number=message.number, seconds=seconds))
@@ -153,24 +154,23 @@ class Writer:
         return True
 
     def _tell(self, message: FromWriter) -> None:
-        self._outbox.put(message)
-        with contextlib.suppress(BlockingIOError):
+        """Say it to all ranks before this returns: what follows may be the end of this process."""
+        with self._sending:
+            for link in list(self._links):
+                _send(link, message)
+        if isinstance(message, Done):
             self._wake.send(b".")
 
     # ---- back in the first one
 
     def _woken_up(self) -> None:
-        self._woken.recv(4096)
-        while not self._outbox.empty():
-            message = self._outbox.get()
-            self._unfinished -= isinstance(message, Done)
-            for link in list(self._links):
-                self._send_to(link, message)
+        self._unfinished -= len(self._woken.recv(4096))
 
-    def _send_to(self, link: Link[FromRank], message: FromWriter) -> None:
-        # One that is gone may have said something before, which is yet to be heard.
-        with contextlib.suppress(Closed):
-            link.send(message, SEND_SECONDS)
+
+def _send(link: Link[FromRank], message: FromWriter) -> None:
+    # One that is gone may have said something before, which is yet to be heard.
+    with contextlib.suppress(Closed):
+        link.send(message, SEND_SECONDS)
 
 
 def _mapped(hello: Hello, descriptors: list[int]) -> Buffer:

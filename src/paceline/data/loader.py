@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 import torch
 
 from paceline.data import order
@@ -156,7 +157,9 @@ class IterableLoader:
         global_batch, microbatch, dp_rank, dp_degree: as for `Loader`.
         agree: given whether this rank has a step, gives the answers of all data ranks (an all-gather).
         steps: step to stop before; None for no end.
-        start_step: steps whose samples are read and left aside first, as a stream begins at its beginning.
+        start_step: steps done before. Unless there is a `position`, their samples are read and left aside first, as a
+            stream begins at its beginning.
+        position: what `position` gave after these steps; only a stream with `load_state_dict` takes one.
 
     Attributes:
         ran_out: data ranks that had no further step, once the stream has ended.
@@ -174,17 +177,22 @@ class IterableLoader:
         agree: Callable[[bool], list[bool]],
         steps: int | None = None,
         start_step: int = 0,
+        position: Any = None,
     ) -> None:
         mine = order.positions_of_step(0, global_batch, dp_rank, dp_degree, microbatch)
         self._per_rank = sum(positions.size for positions in mine)
         self._microbatch = microbatch
+        self._source = stream
+        if position is not None and hasattr(stream, "load_state_dict"):
+            stream.load_state_dict(position)
         self._stream = iter(stream)
         self._rank = dp_rank
         self._agree = agree
         self._steps = steps
-        self._taken = 0
-        self.step = 0
-        self._skip(start_step)
+        self._taken = start_step * self._per_rank
+        self.step = start_step
+        if position is None or not hasattr(stream, "load_state_dict"):
+            self._skip(start_step)
         self.wait_seconds = 0.0
         self.last_wait_seconds = 0.0
         self.ran_out: list[int] = []
@@ -221,13 +229,34 @@ class IterableLoader:
             f"{self.dropped_samples} samples that it had read"
         )
 
+    def position(self) -> Any:
+        """Where the stream is, as plain JSON, if it can say so (`state_dict`); None where steps have to be counted.
+
+        Raises:
+            JobError: what it says is not what JSON gives back.
+        """
+        if not (hasattr(self._source, "state_dict") and hasattr(self._source, "load_state_dict")):
+            return None
+        state = self._source.state_dict()
+        try:
+            is_plain = msgspec.json.decode(msgspec.json.encode(state)) == state
+        except (TypeError, NotImplementedError, ValueError):
+            is_plain = False
+        if not is_plain:
+            raise JobError(
+                f"the position that {type(self._source).__name__}.state_dict() gives is not plain JSON, so that a "
+                f"checkpoint cannot hold it: {str(state)[:200]}",
+                hint="Give it numbers, texts, lists, and dicts with texts as keys; or no state_dict, and a resumed run "
+                "reads the samples of the steps that are done and leaves them aside.",
+            )
+        return state
+
     def close(self) -> None:
         """Nothing to end: the stream is read in the rank."""
 
     def _skip(self, steps: int) -> None:
         for _ in range(steps):
-            self._taken += len(self._read())
-        self.step = steps
+            self._read()
 
     def _read(self) -> list[Any]:
         items: list[Any] = []

@@ -83,8 +83,8 @@ _RULES = (
     _Rule(
         "checkpoint.keep_best",
         lambda v: v["checkpoint.keep_best"] > 0 and not _eval_sets(v),
-        "has no effect without an eval set: data.eval_fraction = 0 and data.eval is empty",
-        "Hold data out with data.eval_fraction, or remove it.",
+        "has no effect without an eval set",
+        "Hold data out with data.eval_fraction, name some with data.eval (evals of a Trainer), or remove it.",
     ),
     _Rule(
         "optimizer.max_bad_steps",
@@ -173,16 +173,16 @@ def check_reduction(parallel: ParallelSection, layout: Layout, batch: BatchPlan,
             if layout.world_size == 1
             else f"{remedy[0].upper()}{remedy[1:]}.",
         )
-    if is_set("parallel.reduce_every") and parallel.reduce_every != "auto":
-        if layout.dp * layout.cp == 1:
-            refuse("reduce_every", "has no effect on one data rank, which reduces nothing", "Remove it.")
-        if parallel.reduce_every == "microbatch" and layout.dp_shard == 1:
-            refuse(
-                "reduce_every",
-                f"microbatch would send {batch.accumulation} times the bytes for nothing: with dp_shard = 1 every rank "
-                "keeps whole gradients",
-                "Set parallel.reduce_every=step, or split them with parallel.dp_shard.",
-            )
+    for key in ("reduce_every", "reduce_dtype", "bucket_bytes", "overlap"):
+        if layout.dp * layout.cp == 1 and is_set(f"parallel.{key}") and getattr(parallel, key) not in ("auto", None):
+            refuse(key, "has no effect on one data rank, which reduces nothing", "Remove it, or start several ranks.")
+    if is_set("parallel.reduce_every") and parallel.reduce_every == "microbatch" and layout.dp_shard == 1:
+        refuse(
+            "reduce_every",
+            f"microbatch would send {batch.accumulation} times the bytes for nothing: with dp_shard = 1 every rank keeps "
+            "whole gradients",
+            "Set parallel.reduce_every=step, or split them with parallel.dp_shard.",
+        )
     if layout.dp_shard == 1:
         return
     for key in ("bucket_bytes", "overlap"):

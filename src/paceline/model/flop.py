@@ -106,6 +106,7 @@ def activation_bytes(
     recompute: Recompute = "none",
     stream_ranks: int = 1,
     sequence_ranks: int = 1,
+    blocks_in_dtype: bool = False,
 ) -> ActivationBytes:
     """Bytes that the eager decoder and its loss keep between a forward and its backward in training.
 
@@ -118,12 +119,14 @@ def activation_bytes(
         recompute: what blocks compute anew in their backward.
         stream_ranks: ranks that share the positions of the residual stream between products.
         sequence_ranks: ranks that share each sequence; what is returned is one rank's.
+        blocks_in_dtype: the blocks' weights have the products' type already, as those gathered in 16 bit: no copies.
     """
     whole_length, sequence_length = sequence_length, sequence_length // sequence_ranks
     tokens = microbatch * sequence_length
     stream_tokens = tokens // stream_ranks
+    head_norm_bytes = dtype_bytes if blocks_in_dtype else residual_bytes
     block_input = stream_tokens * spec.dim * residual_bytes
-    per_layer = tokens * _product_input_bytes_per_token(spec, dtype_bytes, residual_bytes)
+    per_layer = tokens * _product_input_bytes_per_token(spec, dtype_bytes, residual_bytes, head_norm_bytes)
     per_layer += stream_tokens * _stream_bytes_per_token(spec, residual_bytes)
     if spec.attention_dropout:
         per_layer += _written_out_attention_bytes(spec, microbatch, sequence_length, whole_length, dtype_bytes)
@@ -135,7 +138,7 @@ def activation_bytes(
     logit_bytes = dtype_bytes if chunked else max(dtype_bytes, 4)
     copied = dtype_bytes < residual_bytes
     head_copy = dtype_bytes * spec.vocab_size * spec.dim if copied else 0
-    block_copies = dtype_bytes * block_matmul_parameter_count(spec) if copied else 0
+    block_copies = dtype_bytes * block_matmul_parameter_count(spec) if copied and not blocks_in_dtype else 0
     kept, anew = per_layer, 0
     if recompute != "none":
         outputs, shared = _product_bytes_per_token(spec, dtype_bytes) if recompute == "selective" else (0, 0)
@@ -159,11 +162,13 @@ def _stream_bytes_per_token(spec: ModelSpec, residual_bytes: int) -> int:
     return 2 * _norm_bytes_per_token(spec, residual_bytes) + (2 * spec.dim if spec.dropout else 0)
 
 
-def _product_input_bytes_per_token(spec: ModelSpec, dtype_bytes: int, residual_bytes: int) -> int:
+def _product_input_bytes_per_token(
+    spec: ModelSpec, dtype_bytes: int, residual_bytes: int, head_norm_bytes: int
+) -> int:
     query_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     norms = 0
     if spec.qk_norm:
-        norms += residual_bytes * (query_dim + kv_dim + spec.num_heads + spec.num_kv_heads)
+        norms += head_norm_bytes * (query_dim + kv_dim) + residual_bytes * (spec.num_heads + spec.num_kv_heads)
     # Input of the three layers; queries, keys, values; attention's output.
     attention = dtype_bytes * (spec.dim + 2 * query_dim + 2 * kv_dim)
     # A log-sum-exp a head; without the fused kernel, see `_written_out_attention_bytes`.

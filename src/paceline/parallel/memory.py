@@ -206,6 +206,7 @@ def rank_memory(
         spec, batch.microbatch, sequence_length, compute_bytes, recompute=transforms.recompute,
         stream_ranks=tensor.degree if tensor.sequence_parallel else 1, sequence_ranks=layout.cp,
         residual_bytes=2 if transforms.parameter_dtype == "bf16" else element_bytes,
+        blocks_in_dtype="fsdp" in strategies(layout) and fsdp.gather_dtype is not None,
     )  # fmt: skip
     tokens = batch.microbatch * sequence_length // layout.cp
     logits = loss_peak_bytes(spec, activations, tokens, compute_bytes, transforms.loss_chunk_tokens)

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import platform
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ import msgspec
 
 from paceline import __version__
 from paceline.cluster.probe import probe_host
+from paceline.errors import PacelineError
 from paceline.job.load import load_job, split_words
 from paceline.prove.certificate import CERTIFICATE_FILE, TOLERANCE, Certificate, Finding
 from paceline.prove.compare import compare_curves, compare_samples
@@ -27,6 +29,8 @@ from paceline.run.records import json_safe
 from paceline.units import format_seconds
 
 Say = Callable[[str], None]
+
+KILL_TRIES = 3
 
 
 def prove(words: Sequence[str], *, procs: int, other: int, before: int, after: int, say: Say) -> Certificate:
@@ -92,7 +96,7 @@ class _Runs:
         with self._told(f"{straight.name}: {what}"):
             run_to_end(straight, [*variant.words, "checkpoint.every=end"])
         with self._told(f"{killed.name}: {what}, SIGKILL once step {self._before} is saved"):
-            self.ended.append(run_until_killed(killed, self._saving(variant), self._before))
+            self.ended.append(self._kill(killed, variant))
         return straight, killed
 
     def resumed(self, name: str, killed: Path, variant: Variant) -> Path:
@@ -102,6 +106,18 @@ class _Runs:
             copy_run(killed, run_dir, self._before)
             run_to_end(run_dir, self._saving(variant))
         return run_dir
+
+    def _kill(self, run_dir: Path, variant: Variant) -> int:
+        """A run that came to its end before the kill reached it is made again: on a busy host a moment can be long."""
+        for _ in range(KILL_TRIES):
+            if ended := run_until_killed(run_dir, self._saving(variant), self._before):
+                return ended
+            shutil.rmtree(run_dir)
+        raise PacelineError(
+            f"the run came to its end {KILL_TRIES} times before it could be killed after step {self._before}",
+            values={"step": self._before, "tries": KILL_TRIES},
+            hint=f"Give more steps after the kill, such as --steps {self._before},{4 * self._after}.",
+        )
 
     def _saving(self, variant: Variant) -> list[str]:
         return [*variant.words, f"checkpoint.every={self._before}"]

@@ -51,10 +51,16 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
 
 
+EVAL_SEQUENCES = 48
+"""Sequences per evaluation of a proof at most: that there is one between two steps matters, how long it is does not."""
+
+
 def base_words(words: Sequence[str], folder: Path, steps: int) -> list[str]:
     """The job with its runs in `folder`, `steps` long, every sample on record, and nothing taken from elsewhere."""
+    evaluated = min(EVAL_SEQUENCES, int(load_job(*split_words(words)).data.eval_sequences))
     return [
-        *words, f"run.dir={json.dumps(str(folder))}", f"run.steps={steps}", "run.record_samples=true",
+        *words, f"data.eval_sequences={evaluated}",
+        f"run.dir={json.dumps(str(folder))}", f"run.steps={steps}", "run.record_samples=true",
         "checkpoint.dir=auto", "checkpoint.resume=auto", "checkpoint.allow_missing=[]", "checkpoint.allow_unexpected=[]",
     ]  # fmt: skip
 

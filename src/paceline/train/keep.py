@@ -47,7 +47,7 @@ class Keeper:
         certify: on rank 0, told the result of the first step after a resume.
         rank: this one.
         last_step: the step of the final save, which `finish` makes.
-        start_step: the step that the attempt begins after; it is not saved again.
+        start_step: the step that the attempt begins after. has_start: whether a checkpoint of it is in `place`.
         timeout_seconds: how long a save may be in flight.
         best_of: eval set whose best loss so far is saved besides; None for none. best: that loss.
     """
@@ -65,6 +65,7 @@ class Keeper:
         rank: int,
         last_step: int,
         start_step: int,
+        has_start: bool,
         timeout_seconds: float,
         best_of: str | None = None,
         best: float | None = None,
@@ -72,6 +73,7 @@ class Keeper:
         self._saver, self._schedule, self._own, self._head = saver, schedule, own, head
         self._voice, self._certify, self._rank, self._place = voice, certify, rank, place
         self._last_step, self._start_step, self._saved_step = last_step, start_step, start_step
+        self._has_start = has_start
         self._timeout_seconds = timeout_seconds
         self._best_of, self.best = best_of, best
         self._meter = SaveMeter()
@@ -87,6 +89,9 @@ class Keeper:
     def wants(self, step: int, result: StepResult, seconds: float, evals: Mapping[str, float] | None) -> bool:
         """Whether all ranks save after optimizer step number `step`, counted from 1; `evals` are those of this step."""
         due, busy = result.votes
+        if step == self._start_step + 1:
+            # Now, so that a lack of memory shows early and the first save is as short as the others.
+            self._saver.prepare()
         if self._rank == 0:
             self._tell(step, result)
             self._meter.stepped(seconds, writing=bool(busy))
@@ -108,8 +113,11 @@ class Keeper:
         Raises:
             PacelineError: it could not be written; on every rank.
         """
-        self._wait(step)
-        if step > self._saved_step or step == 0:
+        is_good = self._wait(step)
+        if self._rank == 0:
+            self._schedule.ended()
+            self._tell_skipped(step)
+        if not is_good or step > self._saved_step or not (self._has_start or step > self._start_step):
             self._save(step, evals, final=True)
             self._wait(step, required=True)
 
@@ -122,6 +130,10 @@ class Keeper:
         if event.state == "written":
             return
         reason = event.text if event.error is None else str(event.error.get("message"))
+        if event.state == "failed" and not event.number:
+            # Not the end of a save: an old checkpoint that could not be removed, or a save that takes long.
+            self._voice.say(f"warning: {reason}")
+            return
         blocked = self._blocked_in(event)
         self._voice.write(
             Checkpoint(step=event.step, state=event.state, path=self._path(event), bytes=event.size_bytes,
@@ -172,15 +184,17 @@ class Keeper:
         if self._rank == 0:
             self._schedule.saved(time.monotonic())
 
-    def _wait(self, step: int, *, required: bool = False) -> None:
-        """Until nothing is in flight. A failed periodic save was told as an event; a failed final one ends the run."""
+    def _wait(self, step: int, *, required: bool = False) -> bool:
+        """Until nothing is in flight; whether the last save is good. A failed periodic one was told as an event."""
         beat(step, "waiting for the checkpoint to be written", allow_seconds=self._timeout_seconds)
         began = time.perf_counter()
         try:
             self._saver.wait()
+            return True
         except PacelineError:
             if required:
                 raise
+            return False
         finally:
             self._waited_seconds += time.perf_counter() - began
             if self._rank == 0:
@@ -191,7 +205,7 @@ class Keeper:
         if self._best_of is None or not evals or self._best_of not in evals:
             return False
         loss = evals[self._best_of]
-        if self.best is not None and not loss < self.best:
+        if math.isnan(loss) or (self.best is not None and not loss < self.best):
             return False
         self.best = loss
         return True

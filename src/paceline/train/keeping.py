@@ -88,8 +88,9 @@ def make_keeper(
         saver, Schedule.of(section, now=time.monotonic(), ranks=world.world_size), state.own, head, voice, place=place,
         certify=first_after_resume if manifest and not is_imported(manifest) and session.is_writer else None,
         rank=world.rank, last_step=session.steps, start_step=session.start_step,
+        has_start=session.start.manifest is not None and session.start.own,
         timeout_seconds=float(section.storage_timeout), best_of=best_name,
-        best=None if manifest is None else manifest.state.get(BEST_EVAL),
+        best=manifest.state.get(BEST_EVAL) if manifest is not None and session.start.own else None,
     )  # fmt: skip
     return keeper
 

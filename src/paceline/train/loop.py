@@ -117,7 +117,11 @@ def iterate(
         if bad_in_a_row >= policy.bad_step_limit:
             observer.step(done)
             raise _too_many_bad_steps(result, bad_in_a_row, policy, step)
-        yield done
+        try:
+            yield done
+        except GeneratorExit:
+            _record(session, policy, observer, timers, done)
+            raise
         if policy.record_samples:
             _record_samples(session, observer, microbatches, step)
         evals = None

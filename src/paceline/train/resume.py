@@ -16,22 +16,24 @@ import torch.distributed as dist
 
 from paceline.checkpoint import folders, verify
 from paceline.checkpoint.config import CheckpointSection
-from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.exchange import await_key
+from paceline.checkpoint.manifest import COMMIT_FILE, Manifest
+from paceline.checkpoint.pieces import explained
 from paceline.checkpoint.places import Found, find_one
-from paceline.checkpoint.reader import load_tensors
+from paceline.checkpoint.reader import LoadReport, load_tensors
 from paceline.checkpoint.storage import Storage, open_storage
 from paceline.errors import NoCheckpoint, PacelineError, from_record
 from paceline.parallel.collectives import gather_objects
 from paceline.run.records import Checkpoint, Record
 from paceline.train import random_state
 from paceline.train.state import BUFFER, OPTIMIZER, TrainingState
-from paceline.workers.heartbeat import beat
-from paceline.workers.rendezvous import World
+from paceline.workers.heartbeat import WAITING, beat
+from paceline.workers.rendezvous import BARRIER_SECONDS, World
 
 
 @dataclass
 class Start:
-    """What an attempt begins with. `manifest` is None for a fresh run.
+    """What an attempt begins with. `manifest` is None for a fresh run, and of this run's own checkpoint where `own`.
 
     step: optimizer steps done. records: what is to be written down. notes: what is to be said.
     """
@@ -39,6 +41,7 @@ class Start:
     step: int = 0
     manifest: Manifest | None = None
     path: str | None = None
+    own: bool = True
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     prepared: bool = False
@@ -57,6 +60,15 @@ class Source:
     @property
     def found(self) -> Found:
         return Found(open_storage(self.place), self.folder)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A checkpoint of this run that `rank` could not load, and why."""
+
+    source: Source
+    rank: int
+    error: PacelineError
 
 
 def resume(
@@ -85,27 +97,36 @@ def resume(
     start = Start()
     began = time.perf_counter()
 
+    suspect: Suspect | None = None
+
     def choose() -> Source | None:
         if not start.prepared:
             start.notes += prepare()
             start.prepared = True
-        return _choose(section, place, start)
+        if suspect is not None:
+            _judge(suspect, start)
+        with explained(open_storage(place), ""):
+            return _choose(section, place, start)
 
     while True:
-        beat(-1, "looking for a checkpoint", allow_seconds=float(section.storage_timeout))
+        # An old writer may take as long, and the storage once more.
+        beat(-1, "looking for a checkpoint", allow_seconds=2 * float(section.storage_timeout))
         source = _agree(choose, world)
         if source is None:
             return start
         beat(-1, f"loading the checkpoint of step {source.step}", allow_seconds=float(section.storage_timeout))
-        manifest, error = _load(state, source, section, check)
-        failed = [e for e in gather_objects(None if error is None else error.to_record(), group) if e is not None]
+        manifest, error = _load(state, source, section, check, start)
+        # Storage may keep one rank longer than a collective waits.
+        world.host_barrier(world.shared_key("loaded"))
+        told = gather_objects(None if error is None else error.to_record(), group)
+        failed = [(rank, from_record(e)) for rank, e in enumerate(told) if e is not None]
         if not failed:
             assert manifest is not None
             return _started(start, source, manifest, time.perf_counter() - began)
-        first = from_record(failed[0])
-        if not (isinstance(first, NoCheckpoint) and source.own):
-            raise first
-        _set_aside(source, first, world, start)
+        for _, other in failed:
+            if not (isinstance(other, NoCheckpoint) and source.own):
+                raise other
+        suspect = Suspect(source, *failed[0])
 
 
 def _choose(section: CheckpointSection, place: str, start: Start) -> Source | None:
@@ -140,7 +161,9 @@ def _other(path: str) -> Found:
 
 def _refuse_silent_restart(storage: Storage, place: str) -> None:
     """A run whose checkpoints were all damaged must not begin again as if nothing had been."""
-    aside = storage.names(folders.QUARANTINE) if storage.exists(folders.QUARANTINE) else []
+    names = storage.names(folders.QUARANTINE) if storage.exists(folders.QUARANTINE) else []
+    # One without its mark was never finished: a run that died in its first save begins anew.
+    aside = [name for name in names if storage.exists(f"{folders.QUARANTINE}/{name}/{COMMIT_FILE}")]
     if not aside:
         return
     reasons = "; ".join(f"{name}: {folders.reason_of(storage, name)}" for name in aside)
@@ -165,21 +188,25 @@ def _agree(choose: Callable[[], Source | None], world: World) -> Source | None:
         told: dict[str, Any] = {"source": None if source is None else source.__dict__}
         world.store.set(key, json.dumps(told))
         return source
-    told = json.loads(world.store.get(key))
+    beat(-1, "waiting for rank 0 to choose a checkpoint", WAITING)
+    store: Any = world.store
+    told = json.loads(await_key(store, key, BARRIER_SECONDS, "rank 0 to choose a checkpoint"))
     if "error" in told:
         raise from_record(told["error"])
     return None if told["source"] is None else Source(**told["source"])
 
 
 def _load(
-    state: TrainingState, source: Source, section: CheckpointSection, check: Callable[[Manifest], None]
+    state: TrainingState, source: Source, section: CheckpointSection, check: Callable[[Manifest], None], start: Start
 ) -> tuple[Manifest | None, PacelineError | None]:
     """Fill the state, or say what stood in the way: the ranks agree on that before any of them goes on."""
     try:
         found = source.found
         manifest = found.manifest()
-        own = folders.commit_in(found.storage, found.folder, None).manifest_sha256
+        with explained(found.storage, found.folder):
+            own = folders.commit_in(found.storage, found.folder, None).manifest_sha256
         if own != source.digest:
+            # Not damage: nothing may be set aside for it.
             raise PacelineError(
                 f"rank {state.rank} sees another checkpoint in {found.where} than rank 0: {own[:16]} and "
                 f"{source.digest[:16]}",
@@ -187,7 +214,8 @@ def _load(
                 hint="Make sure that all hosts see the same files there.",
             )
         check(manifest)
-        _fill(state, found, manifest, section, own=source.own)
+        report = _fill(state, found, manifest, section, own=source.own)
+        start.notes += _left_out(report)
     except PacelineError as error:
         return None, error
     except OSError as error:
@@ -199,12 +227,14 @@ def _load(
     return manifest, None
 
 
-def _fill(state: TrainingState, found: Found, manifest: Manifest, section: CheckpointSection, *, own: bool) -> None:
+def _fill(
+    state: TrainingState, found: Found, manifest: Manifest, section: CheckpointSection, *, own: bool
+) -> LoadReport:
     """Tensors first, in place; a checkpoint of weights alone (an imported one) leaves the moments at zero."""
     only_weights = not own and is_imported(manifest)
     buffers = [] if only_weights else state.buffers(state.rank % max(1, manifest.world_size))
     wanted = [*state.weights(), *([] if only_weights else state.moments()), *buffers]
-    load_tensors(
+    report = load_tensors(
         found.storage, manifest, wanted, folder=found.folder,
         allow_missing=() if own else section.allow_missing,
         # Other ranks' buffers are not ours to miss.
@@ -213,6 +243,18 @@ def _fill(state: TrainingState, found: Found, manifest: Manifest, section: Check
     if not only_weights:
         state.restore_shared(manifest.state)
     state.publish()
+    return report
+
+
+def _left_out(report: LoadReport) -> list[str]:
+    """What the job's patterns excused, in a sentence each."""
+    unexpected = [name for name in report.unexpected if not name.startswith(f"{BUFFER}/")]
+    sentences = []
+    if report.missing:
+        sentences.append(f"not in the checkpoint and left at their initial values: {', '.join(report.missing)}")
+    if unexpected:
+        sentences.append(f"only in the checkpoint and not read: {', '.join(unexpected)}")
+    return sentences
 
 
 def is_imported(manifest: Manifest) -> bool:
@@ -221,7 +263,7 @@ def is_imported(manifest: Manifest) -> bool:
 
 
 def _started(start: Start, source: Source, manifest: Manifest, seconds: float) -> Start:
-    start.step, start.manifest, start.path = manifest.step, manifest, source.found.where
+    start.step, start.manifest, start.path, start.own = manifest.step, manifest, source.found.where, source.own
     start.records.append(
         Checkpoint(step=manifest.step, state="resumed", path=start.path, bytes=manifest.size_bytes, seconds=seconds)
     )
@@ -243,9 +285,25 @@ def restore_random(start: Start, state: TrainingState, seed: int) -> None:
         random_state.seed_anew(seed, start.step, state.rank, state.device)
 
 
-def _set_aside(source: Source, error: PacelineError, world: World, start: Start) -> None:
-    if world.rank == 0:
-        _quarantine(open_storage(source.place), source.step, error.message, start)
+def _judge(suspect: Suspect, start: Start) -> None:
+    """On rank 0: set a checkpoint aside where it is damaged indeed, and not where one rank fails to see or read it.
+
+    Raises:
+        PacelineError: every byte of it is as it was written.
+    """
+    source, error = suspect.source, suspect.error
+    storage = open_storage(source.place)
+    beat(-1, f"verifying the checkpoint of step {source.step}", allow_seconds=24 * 3600.0)
+    if verify.verify(storage, source.step):
+        _quarantine(storage, source.step, error.message, start)
+        return
+    raise PacelineError(
+        f"rank {suspect.rank} cannot load {source.found.where}, in which rank 0 finds every byte as it was written: "
+        f"{error.message}",
+        key="checkpoint.dir",
+        values={"place": source.place, "step": source.step, "rank": suspect.rank, **error.values},
+        hint="Make sure that all hosts see the same files there, and that this rank's host reads them without errors.",
+    )
 
 
 def _quarantine(storage: Storage, step: int, reason: str, start: Start) -> None:

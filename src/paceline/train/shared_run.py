@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tomlkit
 
-from paceline.errors import PacelineError, from_record
+from paceline.errors import JobError, PacelineError, from_record
 from paceline.job.load import LENGTHS, Job
 from paceline.job.resolve import Resolved
 from paceline.job.write import resolved_toml, resolved_values
@@ -92,7 +92,7 @@ def join_run(resolved: Resolved, world: World) -> RunDirectory:
     """
     if RUN_PATH in os.environ:
         return RunDirectory.attach(Path(os.environ[RUN_PATH]), int(os.environ[ATTEMPT]))
-    return _shared(lambda: open_run(resolved), world)
+    return _shared(lambda: open_run(resolved), resolved.job.run_path, world)
 
 
 def open_directory(path: Path, values: dict[str, Any], world: World) -> RunDirectory:
@@ -102,27 +102,81 @@ def open_directory(path: Path, values: dict[str, Any], world: World) -> RunDirec
         PacelineError: what opening it raised, on every rank alike.
     """
     table = tomlkit.dumps({key: str(value) for key, value in values.items()})
-    return _shared(lambda: _recorded(RunDirectory.open(path, table, values, _may_change)), world)
+    return _shared(lambda: _recorded(RunDirectory.open(path, table, values, _may_change)), path, world)
 
 
-def _shared(open_it: Callable[[], RunDirectory], world: World) -> RunDirectory:
+def _shared(open_it: Callable[[], RunDirectory], path: Path, world: World) -> RunDirectory:
+    """What rank 0 opens, on all ranks; nothing is opened where one of them was told of another path."""
+    _agree_on_path(path, world)
     key = world.shared_key("run-directory")
-    if world.rank == 0:
-        return _open_for_all(open_it, world, key)
-    told: dict[str, Any] = json.loads(world.store.get(key))
-    if "error" in told:
-        raise from_record(told["error"])
-    directory = RunDirectory.attach(Path(told["path"]), int(told["attempt"]))
-    directory.finished = told["finished"]
+    directory, error = _open_for_all(open_it, world, key) if world.rank == 0 else _attached(world, key)
+    try:
+        _raise_first(error, world)
+    except PacelineError:
+        if directory is not None:
+            directory.release()
+        raise
+    assert directory is not None
     return directory
 
 
-def _open_for_all(open_it: Callable[[], RunDirectory], world: World, key: str) -> RunDirectory:
+def _open_for_all(
+    open_it: Callable[[], RunDirectory], world: World, key: str
+) -> tuple[RunDirectory | None, PacelineError | None]:
     try:
         directory = open_it()
     except PacelineError as error:
-        world.store.set(key, json.dumps({"error": error.to_record()}, default=str))
-        raise
+        world.store.set(key, json.dumps(None))
+        return None, error
     told = {"path": str(directory.path.resolve()), "attempt": directory.attempt, "finished": directory.finished}
     world.store.set(key, json.dumps(told, default=str))
-    return directory
+    return directory, None
+
+
+def _attached(world: World, key: str) -> tuple[RunDirectory | None, PacelineError | None]:
+    told: dict[str, Any] | None = json.loads(world.store.get(key))
+    if told is None:
+        return None, None
+    try:
+        directory = RunDirectory.attach(Path(told["path"]), int(told["attempt"]))
+    except PacelineError:
+        return None, PacelineError(
+            f"rank {world.rank} (on {os.uname().nodename}) does not see the run directory {told['path']} that rank 0 opened",
+            key="run.dir",
+            values={"rank": world.rank, "directory": told["path"]},
+            hint="Put run.dir on a file system that all hosts share.",
+        )
+    directory.finished = told["finished"]
+    return directory, None
+
+
+def _agree_on_path(path: Path, world: World) -> None:
+    """Paths are compared as this rank would open them: a name that holds a time or a rank differs."""
+    own = str(path.resolve())
+    key = world.shared_key("run-path")
+    if world.rank == 0:
+        world.store.set(key, own)
+    rank0 = world.store.get(key).decode()
+    error = None
+    if own != rank0:
+        error = JobError(
+            f"the ranks were told of different run directories: rank 0 of {rank0}, rank {world.rank} of {own}",
+            key="run.dir",
+            values={"rank": world.rank, "directory": own, "rank0": rank0},
+            hint="Give all ranks the same run.dir and run.name, without a time, a process id or a rank in them.",
+        )
+    _raise_first(error, world)
+
+
+def _raise_first(error: PacelineError | None, world: World) -> None:
+    """Raise the error of the lowest rank that has one, on all ranks: before the process group there is only the store."""
+    key = world.shared_key("run-errors")
+    world.store.set(f"{key}/{world.rank}", json.dumps(error and error.to_record(), default=str))
+    if world.rank == 0:
+        everyone = [json.loads(world.store.get(f"{key}/{rank}")) for rank in range(world.world_size)]
+        world.store.set(f"{key}/first", json.dumps(next((e for e in everyone if e), None)))
+    first = json.loads(world.store.get(f"{key}/first"))
+    if first is not None:
+        # Rank 0 may host the store, and its end would keep the reason from the others.
+        world.host_barrier(f"{key}/heard", timeout=30.0)
+        raise error if error is not None and error.to_record() == first else from_record(first)

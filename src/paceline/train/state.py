@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.boxes import Placement
 from paceline.checkpoint.placed import Placed
+from paceline.errors import JobError
 from paceline.optim.optimizer import materialise
 from paceline.parallel.apply import Applied
 from paceline.parallel.precision.loss_scale import LossScale
@@ -28,6 +29,9 @@ class TrainingState:
         optimizer: its moments are made here, if they are not there yet.
         loss_scale: fp16's.
         rank, device: this rank's.
+
+    Attributes:
+        position: where this rank is in data that cannot be asked for sample number n; None where a step says it all.
     """
 
     def __init__(
@@ -46,8 +50,14 @@ class TrainingState:
         self._loss_scale = loss_scale
         self.device = device
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in applied.parameters}
-        self._buffers = _persistent_buffers(model)
+        self._model = model
+        # A module may put a new tensor in a buffer's place, so what is saved and loaded is a copy that stays where it is.
+        self._buffers = {
+            name: buffer.detach().clone(memory_format=torch.contiguous_format)
+            for name, buffer in _persistent_buffers(model)
+        }
         self.rank = rank
+        self.position: Callable[[], Any] = lambda: None
 
     def weights(self) -> list[Placed]:
         """This rank's part of every parameter."""
@@ -86,8 +96,10 @@ class TrainingState:
         return {"optimizer": {"groups": groups, "steps": self._steps()}, "loss_scale": scale}
 
     def own(self) -> dict[str, Any]:
-        """What is this rank's alone."""
-        return {"random": random_state.capture(self.device)}
+        """What is this rank's alone, at the moment of a save: also brings what `placed` gives up to it."""
+        self._take_buffers()
+        position = self.position()
+        return {"random": random_state.capture(self.device)} | ({} if position is None else {"position": position})
 
     def restore_shared(self, state: Mapping[str, Any]) -> None:
         """The inverse of `shared`, once the tensors are there."""
@@ -98,11 +110,28 @@ class TrainingState:
         if self._loss_scale is not None and state["loss_scale"] is not None:
             self._loss_scale.load_state_dict(state["loss_scale"])
 
+    @torch.no_grad()
     def publish(self) -> None:
-        """Pass restored weights on to the copies that the model computes with."""
+        """Pass what was loaded on to the tensors that the model computes with."""
+        for name, buffer in _persistent_buffers(self._model):
+            buffer.copy_(self._buffers[name])
         if self._applied.master is not None:
             self._applied.master.publish()
         self._applied.settle()
+
+    @torch.no_grad()
+    def _take_buffers(self) -> None:
+        for name, buffer in _persistent_buffers(self._model):
+            kept = self._buffers.get(name)
+            if kept is None or kept.shape != buffer.shape or kept.dtype != buffer.dtype:
+                was = "was not there" if kept is None else f"had {tuple(kept.shape)} {kept.dtype}"
+                raise JobError(
+                    f"buffer {name} has {tuple(buffer.shape)} {buffer.dtype} and {was} when training began, so that it "
+                    "cannot be saved under its name",
+                    values={"buffer": name, "shape": list(buffer.shape)},
+                    hint="Register it with the shape that it keeps, or with persistent=False.",
+                )
+            kept.copy_(buffer)
 
     def _steps(self) -> dict[str, float]:
         """Updates that each parameter has seen; one transfer from the device for all."""
@@ -117,13 +146,12 @@ def _placed(name: str, tensor: Tensor, placement: Placement) -> Placed:
     return Placed(name, tensor, placement.box, placement.shape)
 
 
-def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that belong to a module's state, by name."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    state = model.state_dict(keep_vars=True)
-    return {
-        name: value.detach() for name, value in state.items() if isinstance(value, Tensor) and name not in parameters
-    }
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that a module's state dict has, as they are now."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer
 
 
 def _is_plain(value: Any) -> bool:

@@ -175,7 +175,7 @@ def _keeper(
         layout["zero_stage"] = resolved.fsdp.zero_stage
     return make_keeper(
         session, world, directory, resolved.job.checkpoint, observer, about=about, layout=layout,
-        precision=resolved.precision, best_of=HELD_OUT,
+        precision=resolved.precision, best_of=HELD_OUT if HELD_OUT in data.evals else next(iter(data.evals), None),
     )  # fmt: skip
 
 

@@ -211,7 +211,8 @@ def train(rank: int, world_size: int, case: Case, steps: int, extra: Sequence[st
     mesh = build_mesh(resolved.layout, device)
     model, applied = build_model(resolved, mesh, device)
     forward, loss = language_functions(
-        resolved.spec, 0, chunk_tokens=resolved.transforms.loss_chunk_tokens, part=vocabulary_part(resolved.spec, mesh)
+        resolved.spec, 0, chunk_tokens=resolved.transforms.loss_chunk_tokens, part=vocabulary_part(resolved.spec, mesh),
+        split_backward=resolved.pipeline.splits_backward,
     )
     reducer = applied.reducer
     optimizer = build_optimizer(resolved.job.optimizer, applied.parameters)

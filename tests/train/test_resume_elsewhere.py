@@ -52,7 +52,7 @@ def test_any_layout_resumes_what_any_other_saved(
     for step, (loss, norm) in whole.curve.items():
         assert resumed.curve[step] == pytest.approx((loss, norm), rel=1e-9)
     assert resumed.samples == whole.samples
-    assert "different" not in resumed.verdicts and len(resumed.verdicts) == len(chain) - 1
+    assert resumed.verdicts and "different" not in resumed.verdicts
     assert resumed.tensors.keys() == whole.tensors.keys()
     assert last_eval(moved) == pytest.approx(last_eval(straight), rel=1e-9)
 

@@ -32,6 +32,7 @@ def head_cross_entropy(
     chunk_tokens: int,
     ignore: int = -100,
     part: VocabularyPart = WHOLE_VOCABULARY,
+    split_backward: bool = False,
 ) -> Tensor:
     """Sum over tokens of -log softmax(h W^T)[label], in nats, where the label is not `ignore`.
 
@@ -42,10 +43,12 @@ def head_cross_entropy(
         chunk_tokens: tokens whose logits are in memory together.
         part: the rows of the vocabulary that `weight_VD` has. The sum is over all of them; the gradient of `h_BLD` is
             that of these rows, which whoever split the vocabulary sums over the ranks.
+        split_backward: the backward pass comes in two halves, for the input and then for the weight, as in pipeline
+            schedules without a bubble. Else a second one over the same graph is refused.
     """
     with torch.autocast(h_BLD.device.type, enabled=False):
         loss_sum: Tensor = _HeadCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            h_BLD.flatten(0, -2), weight_VD, labels_BL.flatten(), chunk_tokens, ignore, part
+            h_BLD.flatten(0, -2), weight_VD, labels_BL.flatten(), chunk_tokens, ignore, part, split_backward
         )
     return loss_sum
 
@@ -60,10 +63,11 @@ class _HeadCrossEntropy(torch.autograd.Function):
         chunk_tokens: int,
         ignore: int,
         part: VocabularyPart,
+        split_backward: bool,
     ) -> Tensor:
         product_VD = weight_VD.to(h_ND.dtype)
         wanted = any(ctx.needs_input_grad[:2])
-        ctx.anew, ctx.scaled = h_ND.dtype == torch.float16, False
+        ctx.anew, ctx.scaled, ctx.split_backward = h_ND.dtype == torch.float16, False, split_backward
         ctx.chunk_tokens, ctx.ignore, ctx.part = chunk_tokens, ignore, part
         grads = _Gradients(h_ND, weight_VD, ctx.needs_input_grad) if wanted and not ctx.anew else None
         losses = []
@@ -80,15 +84,15 @@ class _HeadCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.anew:
-            return *_backward_anew(ctx, grad), None, None, None, None
+            return *_backward_anew(ctx, grad), None, None, None, None, None
         h_ND, weight_VD = ctx.saved_tensors
-        # The weight's gradient is as large as the weight, so it is scaled in place, and once: a backward that is split runs
-        # this for the input and again for the weight. Through `data`, so that torch lets the second find it changed.
+        # The weight's gradient is as large as the weight, so it is scaled in place, and once; torch refuses a second
+        # backward after that, but one through `data` it does not see.
         if weight_VD is not None and not ctx.scaled:
-            weight_VD.data.mul_(grad)
+            (weight_VD.data if ctx.split_backward else weight_VD).mul_(grad)
             ctx.scaled = True
         scaled_ND = None if h_ND is None else (h_ND.to(grad.dtype) * grad).to(h_ND.dtype)
-        return scaled_ND, weight_VD, None, None, None, None
+        return scaled_ND, weight_VD, None, None, None, None, None
 
 
 class _Gradients:

@@ -42,6 +42,7 @@ def language_functions(
     loss: Loss | None = None,
     chunk_tokens: int = 0,
     part: VocabularyPart = WHOLE_VOCABULARY,
+    split_backward: bool = False,
 ) -> tuple[Forward, Loss]:
     """`forward` and `loss` of a decoder; `loss` is a sum over labels and their number.
 
@@ -61,7 +62,7 @@ def language_functions(
             if batch["tokens"].is_cuda:
                 documents = documents.padded(batch.get("whole_length", batch["tokens"].shape[1]))
         key = DropoutKey(seed, batch["step"], batch["sample_ids"]) if drops and model.training else None
-        head = _summing_head(batch["labels"], chunk_tokens, part) if summing else None
+        head = _summing_head(batch["labels"], chunk_tokens, part, split_backward) if summing else None
         output: Tensor = model(
             batch["tokens"], documents=documents, positions_BL=batch.get("positions"), dropout_key=key, head=head
         )
@@ -70,10 +71,10 @@ def language_functions(
     return forward, loss or (_count if summing else _loss)
 
 
-def _summing_head(labels_BL: Tensor, chunk_tokens: int, part: VocabularyPart) -> Head:
+def _summing_head(labels_BL: Tensor, chunk_tokens: int, part: VocabularyPart, split_backward: bool) -> Head:
     def head(h_BLD: Tensor, weight_VD: Tensor) -> Tensor:
         if chunk_tokens:
-            return head_cross_entropy(h_BLD, weight_VD, labels_BL, chunk_tokens, IGNORE, part)
+            return head_cross_entropy(h_BLD, weight_VD, labels_BL, chunk_tokens, IGNORE, part, split_backward)
         return split_cross_entropy(F.linear(h_BLD, weight_VD), labels_BL, part, IGNORE)
 
     return head

@@ -33,7 +33,8 @@ _MAY_CHANGE_KEYS = (
     *("parallel.bucket_bytes", "parallel.overlap", "parallel.reduce_dtype", "parallel.compile"),
     # Derived anew from the layout and the place; the global batch is what stays.
     *("batch.microbatch", "parallel.loss_chunk_tokens", "parallel.offload_dir"),
-    *("parallel.zero_stage", "parallel.reduce_every", "parallel.ranks", "parallel.sequence_parallel"),
+    *("parallel.ranks", "parallel.sequence_parallel", "parallel.cp_method"),
+    *("parallel.pp_schedule", "parallel.pp_stages_per_rank", "parallel.pp_layers"),
 )
 
 

@@ -74,6 +74,7 @@ def build_session(
         job.run.seed,
         chunk_tokens=transforms.loss_chunk_tokens,
         part=vocabulary_part(resolved.spec, mesh),
+        split_backward=resolved.pipeline.splits_backward,
     )
     autocast = autocast_of(resolved.precision, device, transforms.parameter_dtype)
     optimizer = make_optimizer(job.optimizer, applied, transforms.offload)

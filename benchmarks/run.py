@@ -29,6 +29,7 @@ PROGRAMS = {
     "sharded_throughput": ["benchmarks.sharded_throughput"],
     "sharded_memory": ["benchmarks.sharded_memory"],
     "chunked-loss": ["benchmarks.chunked_loss"],
+    "context-memory": ["benchmarks.context_memory"],
     "command_start": ["benchmarks.command_start"],
     "checkpoint_save": ["benchmarks.checkpoint_save"],
 }

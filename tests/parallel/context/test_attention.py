@@ -148,3 +148,16 @@ def test_parts_that_share_no_key_merge_into_the_whole() -> None:
     parts = [kernel.forward(q, k, v, Part(keys), 0.3) for keys in (slice(0, 7), slice(7, 24))]
     for a, b in zip(kernel.merge(*parts), kernel.forward(q, k, v, Part(slice(0, 24)), 0.3), strict=True):
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("part", [Part(slice(0, 24)), Part(slice(8, 24), causal=True)], ids=["all", "causal"])
+def test_cuda_kernels_are_called_as_they_are_declared(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments and shapes only, by torch's own rules for them: nothing is computed, and no GPU is needed."""
+    monkeypatch.setattr(kernel, "_has_flash", lambda q, part: True)
+    q, k, v = (torch.empty(2, h, n, 64, dtype=torch.bfloat16, device="meta") for h, n in ((4, 16), (2, 24), (2, 24)))
+    output, logsumexp = kernel.forward(q, k, v, part, 0.3)
+    assert output.shape == q.shape
+    assert logsumexp.shape == q.shape[:3]
+    grads = kernel.backward(q, q, k, v, part, 0.3, output, logsumexp)
+    keys = len(range(*part.keys.indices(24)))
+    assert [g.shape for g in grads] == [q.shape, (2, 2, keys, 64), (2, 2, keys, 64)]

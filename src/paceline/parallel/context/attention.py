@@ -17,14 +17,11 @@ from torch.autograd.function import once_differentiable
 
 from paceline.model.attention import Documents, plain, sdpa, sdpa_documents
 from paceline.model.dropout import AttentionDropout
+from paceline.parallel.collectives import all_gather, reduce_scatter
 from paceline.parallel.context import kernel
 from paceline.parallel.context.config import chunks_of, heads_at_once, natural_order
 from paceline.parallel.context.kernel import Part
 from paceline.parallel.context.split import own_positions
-
-# Names of torch 2.13; before it, those that it says it will drop.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class SplitSequence:
@@ -46,7 +43,7 @@ class SplitSequence:
         held = torch.stack([x.transpose(1, 2).unflatten(1, (2, -1)) for x in kv])  # type: ignore[no-untyped-call]
         own = held.permute(2, 0, 1, 3, 4, 5).contiguous()
         chunks = own.new_empty(2 * self.degree, *own.shape[1:])
-        _all_gather(chunks, own, group=self.group)
+        all_gather(chunks, own, self.group)
         return torch.stack([chunks[place] for place in self.order], dim=2).flatten(2, 3)
 
     def scatter(self, whole: Tensor) -> tuple[Tensor, ...]:
@@ -54,7 +51,7 @@ class SplitSequence:
         natural = whole.unflatten(2, (2 * self.degree, -1)).unbind(2)  # type: ignore[no-untyped-call]
         held = torch.stack([natural[n] for rank in range(self.degree) for n in chunks_of(rank, self.degree)])
         own = held.new_empty(2, *held.shape[1:])
-        _reduce_scatter(own, held, group=self.group)
+        reduce_scatter(own, held, self.group)
         return tuple(x.flatten(1, 2).transpose(1, 2) for x in own.permute(1, 2, 0, 3, 4, 5))
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from paceline.run.records import PARTS, RunStarted, Step
 
-
 UNSTAGED = tuple(part for part in PARTS if part != "bubble")
 """The parts of a step without a pipeline."""
 

@@ -14,6 +14,9 @@ STRATEGY_OF_AXIS: dict[str, str] = {
 }
 """Axis -> strategy: the package `paceline.parallel.<strategy>`."""
 
+DATA_STRATEGIES = ("ddp", "fsdp")
+"""Strategies of the axes whose ranks read samples of their own; the others change what the model is."""
+
 ALSO_SERVES: dict[str, str] = {"dp_replicate": "fsdp"}
 """An axis that another strategy of the same layout takes over: what is sharded is also summed between replicas by fsdp."""
 

@@ -1,9 +1,9 @@
 """Transforms: changes of a model that have no mesh axis, in the fixed order in which they are applied. Imports no torch.
 
-    weights' type -> recompute -> compile -> strategies of the axes -> offload
+    weights' type -> model axes (pp, tp, cp) -> recompute -> compile -> data axes -> offload
 
-Recomputation comes before compilation, which then sees the checkpointed block; both come before strategies, whose hooks
-stay outside of what is compiled or run again.
+The model axes change what a block is. Recomputation comes before compilation, which then sees the checkpointed block; both
+come before the strategies of data axes, whose hooks stay outside of what is compiled or run again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from paceline.parallel.offload.cost import CHUNK_ELEMENTS
 from paceline.parallel.precision.config import check_precision
 from paceline.parallel.recompute.config import MEANING, Recompute
 from paceline.parallel.recompute.cost import extra_flop_share
+from paceline.parallel.registry import DATA_STRATEGIES
 from paceline.units import format_bytes, format_percent
 
 
@@ -83,11 +84,13 @@ def check_loss_chunk(parallel: ParallelSection, tokens: int) -> None:
 def describe_order(transforms: Transforms, compiled: bool, strategies: list[str]) -> tuple[str, str]:
     """The transforms in the order of their application, and the rule."""
     steps = [f"weights in {transforms.parameter_dtype}"] if transforms.parameter_dtype != "fp32" else []
+    steps += [s for s in strategies if s not in DATA_STRATEGIES]
     steps += [f"recompute {transforms.recompute}"] if transforms.recompute != "none" else []
     steps += ["compile"] if compiled else []
-    steps += strategies
+    steps += [s for s in strategies if s in DATA_STRATEGIES]
     steps += [f"offload to {transforms.offload.place}"] if transforms.offload.place != "none" else []
-    return " -> ".join(steps) or "none", "always in the order: weights' type, recompute, compile, axes, offload"
+    order = "weights' type, model axes, recompute, compile, data axes, offload"
+    return " -> ".join(steps) or "none", f"always in the order: {order}"
 
 
 def describe_offload(offload: OffloadConfig) -> str:

@@ -70,7 +70,7 @@ def partial_sums(spec: ModelSpec, config: TensorConfig, held_bytes: Mapping[str,
     own = [p for p in parameters(spec) if p.name in held_bytes]
     norms = [held_bytes[p.name] for p in own if is_partial(p, config.sequence_parallel)]
     heads = [held_bytes[p.name] for p in own if SHARDING[p.role].unit == "num_kv_heads"]
-    found = [Collective("all_reduce", AXIS, bool(norms), sum(norms), "nothing", "gradients of norms")]
+    found = [Collective("all_reduce", AXIS, int(bool(norms)), sum(norms), "nothing", "gradients of norms")]
     if kv_copies(spec, config.degree) > 1:
         found.append(
             Collective("all_reduce", AXIS, 1, sum(heads), "nothing", "gradients of shared key and value heads")

@@ -63,7 +63,7 @@ def be_rank(args: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(str(Path(args.folder) / "store"), args.degree), rank=args.rank,
+        "gloo", init_method=f"file://{Path(args.folder) / 'store'}", rank=args.rank,
         world_size=args.degree,
     )  # fmt: skip
     group = dist.group.WORLD

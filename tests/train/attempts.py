@@ -63,7 +63,7 @@ def attempt(
         text: what is trained on.
     """
     with (
-        contextlib.chdir(folder), _stopped_at(stop), _killed_after(kill), _in_a_hurry(), _writing_by(writer),
+        contextlib.chdir(folder), _stopped_at(stop), _killed_after(kill), _in_a_hurry(), writing_by(writer),
         _waiting_for(each), _listening(folder / f"said-by-{rank}") as said,
     ):  # fmt: skip
         if rank == 0 and not Path("text.txt").exists():
@@ -173,7 +173,7 @@ def _waiting_for(each: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _writing_by(command: Sequence[str]) -> Iterator[None]:
+def writing_by(command: Sequence[str]) -> Iterator[None]:
     if not command:
         yield
         return

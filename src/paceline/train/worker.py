@@ -118,7 +118,7 @@ def _begin(
     return resume(
         state, world, world_group(world), section, place,
         prepare=lambda: make_room(section, place, state, world.world_size),
-        check=lambda manifest: check_model(manifest, resolved, data),
+        check=lambda manifest: check_model(manifest, resolved, data, own=manifest.run_id == directory.run_id),
     )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def _keeper(
     about = {
         "model": msgspec.to_builtins(resolved.spec),
         "data": {"folder": str(data.folder), "tokenizer": resolved.job.data.tokenizer,
-                 "fingerprint": data.tokenizer.fingerprint},
+                 "fingerprint": data.tokenizer.fingerprint, "text": data.manifest.fingerprint},
     }  # fmt: skip
     layout = {
         **resolved.layout.to_record(), "microbatch": resolved.batch.microbatch, "precision": resolved.precision,

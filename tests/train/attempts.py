@@ -126,7 +126,7 @@ def _stopped_at(stop: int | None) -> Iterator[None]:
         session.steps = stop
         return whole(session, *rest)
 
-    with mock.patch.object(loop, "train", train), mock.patch.object(worker, "_finish"):
+    with mock.patch.object(loop, "train", train), mock.patch.object(worker, "finish"):
         yield
 
 
@@ -198,8 +198,8 @@ def _in_a_hurry() -> Iterator[None]:
     """Without what takes a second and changes nothing: the matmul peak, the sample of text and the bigram model."""
     with (
         mock.patch.object(startup, "measured_peak", return_value=1e9),
-        mock.patch.object(worker, "_sample", return_value=""),
-        mock.patch.object(worker, "bigram_loss", return_value=0.0),
+        mock.patch.object(worker, "sample_text", return_value=""),
+        mock.patch.object(begin_and_end, "bigram_loss", return_value=0.0),
     ):
         yield
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from paceline.optim.config import OptimizerSection
 from paceline.parallel.ddp.config import DdpConfig
+from paceline.parallel.ddp.cost import CONTROL_VALUES
 from paceline.train.step import NO_LABELS, NOT_FINITE, Batch, StepResult
 from tests.pool.pool import Pool
 from tests.train.toys import Slope, make_step, sum_and_count, tokens
@@ -113,7 +114,7 @@ def train_mlp(
 
     def counted(tensor: Tensor, *args: object, **kwargs: object) -> object:
         nonlocal calls
-        calls += tensor.numel() > 2
+        calls += tensor.numel() > CONTROL_VALUES
         return original(tensor, *args, **kwargs)
 
     dist.all_reduce = counted

@@ -22,7 +22,7 @@ from paceline.job.load import load_job
 from paceline.job.resolve import Resolved, resolve_job
 from paceline.run.directory import RunDirectory
 from paceline.run.records import latest_steps, read_records
-from paceline.train import keeping, loop, shared_run, startup, worker
+from paceline.train import begin_and_end, keeping, loop, shared_run, startup, worker
 from paceline.train.keep import Keeper
 from paceline.train.session import Session
 from paceline.train.step import StepResult

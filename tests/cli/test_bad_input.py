@@ -150,4 +150,4 @@ def test_a_full_disk_is_79_and_names_the_folder(launch: Launcher, text: Path) ->
         done = launch(["train", *SMALL, "run.dir=full", "run.steps=3", "--procs", "1"], timeout=60)
     finally:
         subprocess.run(["umount", str(full)], check=True)
-    refused(done, 79, "no space", "full", "run.dir")
+    refused(done, 79, "48.0 KiB are free", "full", "checkpoint.dir")

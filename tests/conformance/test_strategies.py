@@ -26,9 +26,8 @@ OPTIMIZERS = [(), ("optimizer.name=sgd", "optimizer.momentum=0.9")]
 def one_process(overrides: tuple[str, ...], optimizer: tuple[str, ...], documents: bool = False) -> Trained:
     # Passes through stages add up micro-batch by micro-batch, in the order of one process that takes the same ones: at 8
     # blocks another order alone is worth 2e-9.
-    kept = (
-        ("model.", "data.", "batch.") if any(o.startswith("parallel.pp=") for o in overrides) else ("model.", "data.")
-    )
+    staged = ("batch.", "parallel.loss_chunk") if any(o.startswith("parallel.pp=") for o in overrides) else ()
+    kept = ("model.", "data.", *staged)
     same_result = tuple(o for o in overrides if o.startswith(kept))
     return train(0, 1, Case("one process", 1, same_result, documents), STEPS, optimizer)
 

@@ -22,7 +22,7 @@ from paceline.job.load import load_job
 from paceline.job.resolve import Resolved, resolve_job
 from paceline.run.directory import RunDirectory
 from paceline.run.records import latest_steps, read_records
-from paceline.train import keeping, loop, shared_run, startup, worker
+from paceline.train import begin_and_end, keeping, loop, shared_run, startup, worker
 from paceline.train.keep import Keeper
 from paceline.train.session import Session
 from paceline.train.step import StepResult
@@ -63,7 +63,7 @@ def attempt(
         text: what is trained on.
     """
     with (
-        contextlib.chdir(folder), _stopped_at(stop), _killed_after(kill), _in_a_hurry(), _writing_by(writer),
+        contextlib.chdir(folder), _stopped_at(stop), _killed_after(kill), _in_a_hurry(), writing_by(writer),
         _waiting_for(each), _listening(folder / f"said-by-{rank}") as said,
     ):  # fmt: skip
         if rank == 0 and not Path("text.txt").exists():
@@ -126,7 +126,7 @@ def _stopped_at(stop: int | None) -> Iterator[None]:
         session.steps = stop
         return whole(session, *rest)
 
-    with mock.patch.object(loop, "train", train), mock.patch.object(worker, "_finish"):
+    with mock.patch.object(loop, "train", train), mock.patch.object(worker, "finish"):
         yield
 
 
@@ -173,7 +173,7 @@ def _waiting_for(each: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _writing_by(command: Sequence[str]) -> Iterator[None]:
+def writing_by(command: Sequence[str]) -> Iterator[None]:
     if not command:
         yield
         return
@@ -198,8 +198,8 @@ def _in_a_hurry() -> Iterator[None]:
     """Without what takes a second and changes nothing: the matmul peak, the sample of text and the bigram model."""
     with (
         mock.patch.object(startup, "measured_peak", return_value=1e9),
-        mock.patch.object(worker, "_sample", return_value=""),
-        mock.patch.object(worker, "bigram_loss", return_value=0.0),
+        mock.patch.object(worker, "sample_text", return_value=""),
+        mock.patch.object(begin_and_end, "bigram_loss", return_value=0.0),
     ):
         yield
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint.savers import hooked
 from tests.pool.pool import Pool
 from tests.train.attempts import STEPS, attempts, left, said
 
@@ -45,6 +46,17 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(pool: Pool, tmp_path: P
     assert resumed.tensors == whole.tensors
     assert resumed.state == whole.state
     assert resumed.verdicts == ["unknown" if name in STOPPED else "exact"]
+
+
+@pytest.mark.limit(60)
+def test_the_next_attempt_waits_for_a_save_that_its_ranks_did_not_live_to_see(pool: Pool, tmp_path: Path) -> None:
+    # All had copied their part when they were killed; each file takes the writer a while.
+    words = ("checkpoint.every=4", "run.name=broken")
+    calls: list[Any] = [(words, {"kill": 4, "writer": hooked("slow", 0.4)}), (words, {}), (("run.name=straight",), {})]
+    texts = pool.run(attempts, 2, tmp_path, calls, timeout=50)[0]
+    assert "waiting for the checkpoint writer (pid" in texts[1] and "resuming after step 4" in texts[1]
+    broken, straight = left(tmp_path / "runs" / "broken"), left(tmp_path / "runs" / "straight")
+    assert (broken.curve, broken.tensors, broken.state) == (straight.curve, straight.tensors, straight.state)
 
 
 @pytest.mark.limit(60)

@@ -169,6 +169,15 @@ def test_a_job_changed_under_its_own_checkpoints_is_refused(pool: Pool, folder: 
     assert elsewhere.exit_code == 78 and "checkpoint.dir" in elsewhere.message and not (folder / "elsewhere").exists()
 
 
+def test_another_text_is_refused_unless_it_is_allowed(pool: Pool, folder: Path) -> None:
+    (folder / "text.txt").write_text((folder / "text.txt").read_text().replace("lazy", "busy"))
+    error = refused(pool, folder, ranks=2)
+    assert error.exit_code == 78 and error.key == "data.source"
+    assert error.values["checkpoint"][:16] in error.message and error.values["job"][:16] in error.message
+    allowed = (*SAVES, "run.name=broken", 'checkpoint.allow_change=["data.source"]')
+    assert "resuming after step 5" in pool.run(attempt, 1, folder, allowed, timeout=40)[0]
+
+
 def test_weights_alone_may_lack_what_is_named_and_the_rest_is_said(pool: Pool, folder: Path) -> None:  # BL-49 BL-38
     convert(str(folder / "runs" / "broken"), str(folder / "weights"), weights_only=True)
     fewer = ("run.name=fewer", "checkpoint.resume=weights", "model.num_layers=1", "model.tie_embeddings=false")

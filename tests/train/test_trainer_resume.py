@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -20,8 +21,9 @@ from paceline.checkpoint.convert import convert
 from paceline.checkpoint.places import find_one
 from paceline.errors import JobError
 from paceline.train.keep import Keeper
+from tests.checkpoint.savers import hooked
 from tests.pool.pool import Pool, RankFailed
-from tests.train.attempts import left, said, world_of
+from tests.train.attempts import left, said, world_of, writing_by
 
 STEPS, SAVED, LEFT_AT = 8, 4, 6
 
@@ -103,6 +105,13 @@ class OpaqueStream(TellingStream):
         return {"at": {1, 2}}
 
 
+class ShortStream(Stream):
+    """Ends after four steps of one process."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return itertools.islice(super().__iter__(), 4 * 12)
+
+
 class Ran(NamedTuple):
     """What a rank had at the end of its attempt."""
 
@@ -112,7 +121,7 @@ class Ran(NamedTuple):
     reads: int
 
 
-STREAMS = {"": None, "stream": Stream, "telling": TellingStream, "opaque": OpaqueStream}
+STREAMS = {"": None, "stream": Stream, "telling": TellingStream, "opaque": OpaqueStream, "short": ShortStream}
 
 
 def script(
@@ -123,6 +132,7 @@ def script(
     stop: int | None = None,
     first: str = "first",
     seed: int = 0,
+    writer: Sequence[str] = (),
     **more: Any,
 ) -> Ran:
     """One start of the script. `stop`: it is left there, as if killed. `seed`: of its own generators."""
@@ -137,10 +147,10 @@ def script(
             for parameter in model.parameters():
                 parameter.normal_(0, 0.3)
     layout = more.pop("layout", "auto")
-    with _in_pool(rank, world_size):
+    with _in_pool(rank, world_size), writing_by(writer):
         trainer = paceline.Trainer(
             model, loss, forward=noisy_forward, data=data, global_batch=12, run=run, workers=0, layout=layout,
-            optimizer={"lr": 0.05, "warmup_steps": 0}, checkpoint={"every": SAVED, **more},
+            optimizer={"lr": 0.05, "warmup_steps": 0}, checkpoint={"every": SAVED} | more,
         )  # fmt: skip
         steps = trainer.steps(STEPS)
         for step in steps:
@@ -252,3 +262,11 @@ def test_buffers_of_fewer_ranks_go_round(pool: Pool, tmp_path: Path) -> None:
     found = [ran for (ran,) in pool.run(scripts, 3, [{"run": run, "stop": 5}], timeout=40)]
     assert len({str(ran.buffers) for ran in found}) == 3
     assert [r["step"] for r in said(run, "run_started")] == [0, SAVED]
+
+
+def test_a_stream_that_ends_at_a_failed_save_is_saved_once_more(pool: Pool, tmp_path: Path) -> None:
+    # The stream ends after step 4, whose periodic save found no space; the run is not done before its state is safe.
+    pool.run(scripts, 1, [{"run": tmp_path, "stream": "short", "every": 2, "writer": hooked("fail-odd")}], timeout=40)
+    states = [(r["state"], r["step"]) for r in said(tmp_path, "checkpoint") if r["state"] in ("durable", "failed")]
+    assert states == [("durable", 2), ("failed", 4), ("durable", 4)]
+    assert [r["exit"] for r in said(tmp_path, "run_finished")] == [0]

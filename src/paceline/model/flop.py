@@ -162,9 +162,7 @@ def _stream_bytes_per_token(spec: ModelSpec, residual_bytes: int) -> int:
     return 2 * _norm_bytes_per_token(spec, residual_bytes) + (2 * spec.dim if spec.dropout else 0)
 
 
-def _product_input_bytes_per_token(
-    spec: ModelSpec, dtype_bytes: int, residual_bytes: int, head_norm_bytes: int
-) -> int:
+def _product_input_bytes_per_token(spec: ModelSpec, dtype_bytes: int, residual_bytes: int, head_norm_bytes: int) -> int:
     query_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     norms = 0
     if spec.qk_norm:

@@ -73,6 +73,7 @@ class Keeper:
         self._saver, self._schedule, self._own, self._head = saver, schedule, own, head
         self._voice, self._certify, self._rank, self._place = voice, certify, rank, place
         self._last_step, self._start_step, self._saved_step = last_step, start_step, start_step
+        self._failed_step = -1
         self._has_start = has_start
         self._timeout_seconds = timeout_seconds
         self._best_of, self.best = best_of, best
@@ -113,11 +114,12 @@ class Keeper:
         Raises:
             PacelineError: it could not be written; on every rank.
         """
-        is_good = self._wait(step)
+        self._wait(step)
         if self._rank == 0:
             self._schedule.ended()
             self._tell_skipped(step)
-        if not is_good or step > self._saved_step or not (self._has_start or step > self._start_step):
+        is_saved = self._has_start if step == self._start_step else step == self._saved_step != self._failed_step
+        if not is_saved:
             self._save(step, evals, final=True)
             self._wait(step, required=True)
 
@@ -184,17 +186,16 @@ class Keeper:
         if self._rank == 0:
             self._schedule.saved(time.monotonic())
 
-    def _wait(self, step: int, *, required: bool = False) -> bool:
-        """Until nothing is in flight; whether the last save is good. A failed periodic one was told as an event."""
+    def _wait(self, step: int, *, required: bool = False) -> None:
+        """Until nothing is in flight. A failed periodic save was told as an event; a failed final one ends the run."""
         beat(step, "waiting for the checkpoint to be written", allow_seconds=self._timeout_seconds)
         began = time.perf_counter()
         try:
             self._saver.wait()
-            return True
         except PacelineError:
+            self._failed_step = self._saved_step
             if required:
                 raise
-            return False
         finally:
             self._waited_seconds += time.perf_counter() - began
             if self._rank == 0:

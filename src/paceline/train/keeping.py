@@ -117,19 +117,30 @@ def tell_start(session: Session, observer: RunObserver) -> None:
         observer.say(note)
 
 
-def check_model(manifest: Manifest, resolved: Resolved, data: PreparedData) -> None:
-    """Refuse a checkpoint whose numbers mean something else: of a model of another kind, or another vocabulary.
+def check_model(manifest: Manifest, resolved: Resolved, data: PreparedData, *, own: bool) -> None:
+    """Refuse a checkpoint whose numbers mean something else: of another vocabulary, or (of the run's `own`) another text.
 
     Raises:
         JobError: with what is there and what the job has.
     """
-    there = manifest.about.get("data", {}).get("fingerprint")
-    if there is not None and there != data.tokenizer.fingerprint:
+    there: Mapping[str, Any] = manifest.about.get("data", {})
+    job = resolved.job
+    if there.get("fingerprint", data.tokenizer.fingerprint) != data.tokenizer.fingerprint:
         raise JobError(
             f"the checkpoint of step {manifest.step} was trained with another vocabulary: its tokenizer is "
-            f"{manifest.about['data'].get('tokenizer')} ({str(there)[:16]}), the job's is "
-            f"{resolved.job.data.tokenizer} ({data.tokenizer.fingerprint[:16]})",
+            f"{there.get('tokenizer')} ({str(there['fingerprint'])[:16]}), the job's is "
+            f"{job.data.tokenizer} ({data.tokenizer.fingerprint[:16]})",
             key="data.tokenizer",
-            values={"checkpoint": there, "job": data.tokenizer.fingerprint},
+            values={"checkpoint": there["fingerprint"], "job": data.tokenizer.fingerprint},
             hint="Name the tokenizer that it was trained with, or start beside it with checkpoint.resume=never.",
+        )
+    allowed = any(key.startswith("data.") for key in job.checkpoint.allow_change)
+    if own and not allowed and there.get("text", data.manifest.fingerprint) != data.manifest.fingerprint:
+        raise JobError(
+            f"the text has changed since step {manifest.step} was saved: its fingerprint was {str(there['text'])[:16]} and "
+            f"is {data.manifest.fingerprint[:16]}, so that the samples that come would be others",
+            key="data.source",
+            values={"checkpoint": there["text"], "job": data.manifest.fingerprint},
+            hint="Put the text back, start beside this run with checkpoint.resume=never, or allow it with "
+            'checkpoint.allow_change=["data.source"].',
         )

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import json
-import platform
-import resource
-import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-import torch
 
-from paceline import __version__
 from paceline.cluster.probe import probe_host
-from paceline.data.bigram import bigram_loss
 from paceline.data.config import HELD_OUT
 from paceline.data.prepare import PreparedData, prepare
 from paceline.data.tokenizer import FileTokenizer
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, resolve_job, with_samples
-from paceline.model.generate import generate
 from paceline.model.init import hash_in_order
 from paceline.model.spec import parameter_count
-from paceline.model.transformer import Decoder
 from paceline.parallel.collectives import gather_objects
 from paceline.parallel.compile.apply import recompiles
-from paceline.parallel.context.apply import whole_sequences
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
-from paceline.run.records import Derivation, RunFinished, RunStarted
 from paceline.train import loop, shared_run
+from paceline.train.begin_and_end import finish, peak_memory_bytes, sample_text, started_record
 from paceline.train.continue_text import TOKENIZER_FILE
-from paceline.train.evaluate import eagerly
 from paceline.train.keep import Keeper
 from paceline.train.keeping import check_model, make_keeper, make_room, tell_start
 from paceline.train.observe import RunObserver
@@ -48,8 +38,6 @@ from paceline.workers.environment import is_supervised
 from paceline.workers.heartbeat import beat
 from paceline.workers.rendezvous import World, join, leave
 from paceline.workers.verdict import reported
-
-SAMPLE_TOKENS = 240
 
 Plan = Callable[[Resolved], dict[str, Any]]
 MAX_HASHED_PARAMETERS = 2_000_000_000
@@ -119,7 +107,7 @@ def _begin(
     return resume(
         state, world, world_group(world), section, place,
         prepare=lambda: make_room(section, place, state, world.world_size),
-        check=lambda manifest: check_model(manifest, resolved, data),
+        check=lambda manifest: check_model(manifest, resolved, data, own=manifest.run_id == directory.run_id),
     )  # fmt: skip
 
 
@@ -141,16 +129,16 @@ def _train(
         digest = _weights_hash(resolved, session)
         if session.is_writer:
             _keep_tokenizer(data, directory)
-            observer.write(_started(resolved, session, directory, started, digest))
+            observer.write(started_record(resolved, session, directory, started, digest))
             tell_start(session, observer)
         outcome = loop.train(session, policy, observer, timers)
         beat(outcome.steps, "ending the run", allow_seconds=600.0)
         peaks = gather_objects(peak_memory_bytes(session.device), session.group)
         compiled = recompiles() if resolved.compile else None
         keeper.finish(outcome.steps, outcome.evals)
-        sample = _sample(resolved, data, session) if session.is_writer or session.in_step else ""
+        sample = sample_text(resolved, data, session) if session.is_writer or session.in_step else ""
         if session.is_writer:
-            _finish(resolved, data, session, observer, outcome, peaks, compiled, sample)
+            finish(resolved, data, session, observer, outcome, peaks, compiled, sample)
     session.wait_for_all()
 
 
@@ -165,7 +153,7 @@ def _keeper(
     about = {
         "model": msgspec.to_builtins(resolved.spec),
         "data": {"folder": str(data.folder), "tokenizer": resolved.job.data.tokenizer,
-                 "fingerprint": data.tokenizer.fingerprint},
+                 "fingerprint": data.tokenizer.fingerprint, "text": data.manifest.fingerprint},
     }  # fmt: skip
     layout = {
         **resolved.layout.to_record(), "microbatch": resolved.batch.microbatch, "precision": resolved.precision,
@@ -195,84 +183,3 @@ def _weights_hash(resolved: Resolved, session: Session) -> str | None:
         for _ in session.whole_weights():
             pass
     return None
-
-
-def _started(
-    resolved: Resolved, session: Session, directory: RunDirectory, started: float, digest: str | None
-) -> RunStarted:
-    return RunStarted(
-        step=session.start_step,
-        samples=session.start_step * session.samples_per_step,
-        run_id=directory.run_id,
-        job_digest=directory.job_digest,
-        world_size=session.world_size,
-        layout=dict(resolved.layout.degrees()),
-        device=resolved.host.device_name,
-        precision=resolved.precision,
-        compile=resolved.compile,
-        microbatch=resolved.batch.microbatch,
-        accumulation=resolved.batch.accumulation,
-        global_batch=resolved.batch.global_batch,
-        sequence_length=resolved.job.data.sequence_length,
-        parameters=parameter_count(resolved.spec),
-        flop_per_token=session.flop_per_token,
-        flop_convention="palm",
-        peak_flop_per_second=session.peak_flop_per_second,
-        weights_hash=digest,
-        versions={"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
-        host=platform.node(),
-        threads_per_rank=torch.get_num_threads(),
-        planned_memory=resolved.memory.to_record(),
-        derivations=[Derivation(d.key, d.value, d.formula) for d in resolved.derivations],
-        launched=shared_run.launched_at(started),
-    )
-
-
-def _finish(
-    resolved: Resolved,
-    data: PreparedData,
-    session: Session,
-    observer: RunObserver,
-    outcome: loop.Outcome,
-    peaks: list[int],
-    compiled: int | None,
-    sample: str,
-) -> None:
-    """The bigram model's loss beside ours, and a sample."""
-    bigram = None
-    if HELD_OUT in data.evals:
-        bigram = bigram_loss(data.train, data.evals[HELD_OUT], int(resolved.job.data.eval_sequences))
-    rate = outcome.tokens_per_second
-    observer.write(
-        RunFinished(
-            step=outcome.steps, exit=0, reason="done", steps=outcome.steps,
-            samples=outcome.steps * session.samples_per_step, loss=outcome.loss,
-            eval_loss=outcome.evals.get(HELD_OUT), bigram_eval_loss=bigram, tokens=outcome.tokens,
-            seconds=outcome.seconds, tokens_per_second=rate, mfu=session.mfu(rate) if rate else None,
-            peak_memory_bytes=peaks, recompiles=compiled,
-        )
-    )  # fmt: skip
-    if HELD_OUT in outcome.evals:
-        beside = "" if bigram is None else f"; a bigram model fitted on the same text has {bigram:.4f}"
-        observer.say(f"eval loss {outcome.evals[HELD_OUT]:.4f} nats per token{beside}")
-    observer.say(sample)
-
-
-def _sample(resolved: Resolved, data: PreparedData, session: Session) -> str:
-    prompt, model = [data.tokenizer.separator], cast(Decoder, session.model)
-    # Blocks that are gathered in 16 bit multiply in it, as they do in training.
-    with eagerly(), whole_sequences(model), session.autocast() if session.in_step else nullcontext():
-        ids = generate(
-            model, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=40,
-            seed=resolved.job.run.seed, vocabulary=data.tokenizer.vocabulary,
-        )  # fmt: skip
-    session.settle()
-    return f"sample:\n{data.tokenizer.decode(ids)}"
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory that this rank held: resident set on a CPU, allocated on a GPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

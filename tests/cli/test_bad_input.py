@@ -37,7 +37,7 @@ def refused(done: Completed, code: int, *texts: str) -> None:
         (["model.num_heads=3"], ["num_heads", "128"]),
         (["batch.global_batch=7", "--procs", "2"], ["7 sequences do not divide over 2", "6 or 8 would divide"]),
         (["batch.microbatch=5", "--procs", "2"], ["micro-batch of 5", "12 sequences per rank", "1 or 2 or 3"]),
-        (["parallel.tp=2", "--procs", "2"], ["tp", "no strategy of this version"]),
+        (["parallel.tp=3", "--procs", "3"], ["parallel.tp", "4"]),
         (["optimizer.momentum=0.9"], ["optimizer.momentum", "no effect on adamw", "optimizer.name=sgd"]),
         (["optimizer.lr_scaling=linear"], ["lr_reference_batch"]),
         (["data.source=gone.txt"], ["data.source", "gone.txt"]),

@@ -67,6 +67,9 @@ def steps(rank: int, ranks: int, words: tuple[str, ...], count: int, compiled: b
         loss_scale=loss_scale_of(resolved.precision), counts=resolved.layout.counts_loss(rank),
     )  # fmt: skip
     first = resolved.layout.data_rank(rank) * resolved.batch.per_rank
+    if compiled:
+        # This process has compiled for other tests.
+        torch._dynamo.utils.counters.clear()
     inputs, labels = tokens(slice(first, first + resolved.batch.per_rank))
     results: list[StepResult] = [step([{"tokens": inputs, "labels": labels}], 1e-2) for _ in range(count)]
     held = {name: (applied.placements[name].box, p.detach().clone()) for name, p in applied.parameters}

@@ -92,6 +92,9 @@ def finish(
 
 
 def sample_text(resolved: Resolved, data: PreparedData, session: Session) -> str:
+    if resolved.layout.pp > 1:
+        # A rank has some blocks of the model only, and passing tokens on one by one through the stages is not built.
+        return "no sample under pp: `paceline generate` reads the checkpoint whole"
     prompt, model = [data.tokenizer.separator], cast(Decoder, session.model)
     # Blocks that are gathered in 16 bit multiply in it, as they do in training.
     with eagerly(), whole_sequences(model), session.autocast() if session.in_step else nullcontext():

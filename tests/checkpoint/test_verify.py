@@ -103,6 +103,32 @@ def test_pieces_larger_than_a_slice_are_read_in_slices(storage: Storage, monkeyp
     assert verify(storage, STEP) == []
 
 
+def remove_once_read(folder: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = LocalStorage.read
+
+    def last(self: LocalStorage, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        data = read(self, name, begin, end)
+        if name.endswith(f"{FOLDER}/{file}"):
+            shutil.rmtree(folder, ignore_errors=True)
+        return data
+
+    monkeypatch.setattr(LocalStorage, "read", last)
+
+
+@pytest.mark.parametrize("file", [COMMIT_FILE, MANIFEST_FILE])
+def test_a_folder_that_its_run_removes_meanwhile_is_not_damaged(
+    storage: Storage, folder: Path, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (STEP, 110):
+        write_checkpoint(storage, step)
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    remove_once_read(folder, file, monkeypatch)
+    assert [finding.actual for finding in verify(storage, STEP)] == ["removed while it was verified"]
+    shutil.copytree(copy, folder)
+    assert [verdict.step for verdict in verify_folder(str(tmp_path / "run"))] == [110]
+
+
 def first_piece(manifest: Manifest, change: Callable[[Piece], Piece]) -> Manifest:
     tensor = manifest.tensors["model/tall"]
     changed = replace(tensor, pieces=(change(tensor.pieces[0]), *tensor.pieces[1:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -60,7 +61,14 @@ def _flip(file: Path) -> None:
 
 def torchrun(launch: Launcher, *words: str) -> Running:
     return launch.start(
-        ["--nproc-per-node", "2", "--no-python", "sh", "-c", f"exec python -m paceline train {' '.join(words)}"],
+        [
+            "--nproc-per-node",
+            "2",
+            "--no-python",
+            "sh",
+            "-c",
+            f"exec {sys.executable} -m paceline train {' '.join(words)}",
+        ],
         module="torch.distributed.run",
     )
 

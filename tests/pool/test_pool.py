@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import sys
@@ -56,12 +57,14 @@ def die(rank: int, world_size: int, guilty: int, how: str) -> None:
 
 
 def hang_here(rank: int, world_size: int, stop_rank: int | None) -> None:
-    dist.barrier()
+    # A group that waits longer than the call may take: the default one would give up first on a fast machine.
+    patient = dist.new_group(timeout=datetime.timedelta(seconds=60))
+    dist.barrier(patient)
     if rank == stop_rank:
         os.kill(os.getpid(), signal.SIGSTOP)
     if rank == 0:
         time.sleep(60)
-    dist.barrier()
+    dist.barrier(patient)
 
 
 def read_variable(rank: int, world_size: int) -> str | None:

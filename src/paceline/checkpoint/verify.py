@@ -35,6 +35,7 @@ Progress = Callable[[int, int], None]
 """Called with the bytes read so far and those to be read in all."""
 
 MISSING = "no such file"
+REMOVED = "removed while it was verified"
 DAMAGE = {errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO)}
 """What a disk says of a file that it cannot give back."""
 
@@ -97,6 +98,8 @@ def _verify_all(folders: list[_Folder], committed: Sequence[int | None], progres
         ticks = None if progress is None else _shifted(progress, done, sum(sizes))
         is_whole = folder.step in committed
         findings = tuple(folder.verify(ticks)) if is_whole else ()
+        if findings and len(folders) > 1 and folder.is_removed():
+            continue  # the run that owns it goes on
         verdicts.append(Verified(folder.where, folder.step, is_whole, size, findings))
         done += size
     return verdicts
@@ -115,12 +118,14 @@ class _Folder:
 
     def quick(self) -> list[Finding]:
         manifest, findings = self.opened()
-        return findings if manifest is None else self.listing(manifest, pieces_by_file(manifest))
+        if manifest is not None:
+            findings = self.listing(manifest, pieces_by_file(manifest))
+        return self.unless_removed(findings)
 
     def verify(self, progress: Progress | None) -> list[Finding]:
         manifest, findings = self.opened()
         if manifest is None:
-            return findings
+            return self.unless_removed(findings)
         by_file = pieces_by_file(manifest)
         findings = [*self.listing(manifest, by_file), *contradictions(manifest, by_file)]
         total, done = self.size_bytes(), 0
@@ -131,7 +136,7 @@ class _Folder:
                 done += stored.size_bytes
         if progress is not None:
             progress(total, total)
-        return findings
+        return self.unless_removed(findings)
 
     def opened(self) -> tuple[Manifest | None, list[Finding]]:
         """The manifest, unless it or the mark is not what it should be."""
@@ -164,13 +169,21 @@ class _Folder:
         findings = [Finding(MANIFEST_FILE, "the name of a file", "one in this folder", repr(file)) for file in outside]
         return None if findings else manifest, findings
 
+    def unless_removed(self, findings: list[Finding]) -> list[Finding]:
+        """What was found, or that alone: that the folder is gone."""
+        return [Finding(self.folder, "the folder", "to stay", REMOVED)] if findings and self.is_removed() else findings
+
+    def is_removed(self) -> bool:
+        """Whether the mark has gone since the folder was opened: a run that lives deletes the mark before all else."""
+        return self.kind(COMMIT_FILE) is not None and not self.storage.exists(self.name(COMMIT_FILE))
+
     def manifest_proves_itself(self) -> bool:
         """Whether the manifest is whole by its own digest: then it is the mark that was changed."""
-        data = self.storage.read(self.name(MANIFEST_FILE))
         try:
+            data = self.storage.read(self.name(MANIFEST_FILE))
             stated = msgspec.json.decode(data, type=Manifest)
             decode_manifest(data, commit_of(stated, data), self.where)
-        except (msgspec.DecodeError, UnicodeDecodeError, NoCheckpoint):
+        except (msgspec.DecodeError, UnicodeDecodeError, NoCheckpoint, FileNotFoundError):
             return False
         return True
 

@@ -58,7 +58,7 @@ from paceline.train.keeping import make_keeper, make_room, tell_start
 from paceline.train.observe import RunObserver
 from paceline.train.resume import Start, restore_random, resume
 from paceline.train.session import Session
-from paceline.train.shared_run import open_directory
+from paceline.train.shared_run import open_directory, write_at_once
 from paceline.train.startup import host_barrier, make_optimizer, world_group
 from paceline.train.state import TrainingState
 from paceline.train.step import Batch, Forward, Loss, TrainStep, on_device
@@ -241,6 +241,7 @@ class Trainer:
             state, world, group, self._checkpoint, place,
             prepare=lambda: make_room(self._checkpoint, place, state, world.world_size),
             check=lambda manifest: self._check_stream(manifest, world),
+            record=lambda record: write_at_once(directory, record),
         )  # fmt: skip
         loader = self._loader(world, plan, layout, steps, start)
         if isinstance(loader, IterableLoader):

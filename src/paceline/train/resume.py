@@ -80,6 +80,7 @@ def resume(
     *,
     prepare: Callable[[], list[str]] = list,
     check: Callable[[Manifest], None] = lambda manifest: None,
+    record: Callable[[Record], None] = lambda record: None,
 ) -> Start:
     """Load the newest valid checkpoint at `place`, or the one that the job starts from; nothing in a fresh run.
 
@@ -88,6 +89,7 @@ def resume(
         place: folder or URL of this run's checkpoints.
         prepare: on rank 0, before anything is looked at; returns notes.
         check: refuses a checkpoint of another model or vocabulary with a JobError.
+        record: on rank 0, takes what was set aside, at once: the attempt may end for it.
 
     Raises:
         NoCheckpoint: there are checkpoints and none of them is valid, or none where the job starts from.
@@ -104,9 +106,9 @@ def resume(
             start.notes += prepare()
             start.prepared = True
         if suspect is not None:
-            _judge(suspect, start)
+            _judge(suspect, start, record)
         with explained(open_storage(place), ""):
-            return _choose(section, place, start)
+            return _choose(section, place, start, record)
 
     while True:
         # An old writer may take as long, and the storage once more.
@@ -129,7 +131,7 @@ def resume(
         suspect = Suspect(source, *failed[0])
 
 
-def _choose(section: CheckpointSection, place: str, start: Start) -> Source | None:
+def _choose(section: CheckpointSection, place: str, start: Start, record: Callable[[Record], None]) -> Source | None:
     """Rank 0's choice."""
     storage = open_storage(place)
     start.notes += folders.tidy(storage)
@@ -137,7 +139,7 @@ def _choose(section: CheckpointSection, place: str, start: Start) -> Source | No
         findings = verify.quick(storage, step)
         if not findings:
             return _source(Found(storage, folders.step_folder(step)), own=True)
-        _quarantine(storage, step, findings[0].describe(), start)
+        _quarantine(storage, step, findings[0].describe(), start, record)
     _refuse_silent_restart(storage, place)
     return None if section.start_from is None else _source(_other(section.start_from), own=False)
 
@@ -285,7 +287,7 @@ def restore_random(start: Start, state: TrainingState, seed: int) -> None:
         random_state.seed_anew(seed, start.step, state.rank, state.device)
 
 
-def _judge(suspect: Suspect, start: Start) -> None:
+def _judge(suspect: Suspect, start: Start, record: Callable[[Record], None]) -> None:
     """On rank 0: set a checkpoint aside where it is damaged indeed, and not where one rank fails to see or read it.
 
     Raises:
@@ -295,7 +297,7 @@ def _judge(suspect: Suspect, start: Start) -> None:
     storage = open_storage(source.place)
     beat(-1, f"verifying the checkpoint of step {source.step}", allow_seconds=24 * 3600.0)
     if verify.verify(storage, source.step):
-        _quarantine(storage, source.step, error.message, start)
+        _quarantine(storage, source.step, error.message, start, record)
         return
     raise PacelineError(
         f"rank {suspect.rank} cannot load {source.found.where}, in which rank 0 finds every byte as it was written: "
@@ -306,7 +308,7 @@ def _judge(suspect: Suspect, start: Start) -> None:
     )
 
 
-def _quarantine(storage: Storage, step: int, reason: str, start: Start) -> None:
+def _quarantine(storage: Storage, step: int, reason: str, start: Start, record: Callable[[Record], None]) -> None:
     where = folders.quarantine(storage, step, reason)
-    start.records.append(Checkpoint(step=step, state="quarantined", path=where, reason=reason))
+    record(Checkpoint(step=step, state="quarantined", path=where, reason=reason))
     start.notes.append(f"warning: the checkpoint of step {step} is damaged and was set aside in {where}: {reason}")

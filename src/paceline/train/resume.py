@@ -244,6 +244,7 @@ def _fill(
     )  # fmt: skip
     if not only_weights:
         state.restore_shared(manifest.state)
+        state.restore_extra(manifest.ranks)
     state.publish()
     return report
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ class TrainingState:
         optimizer: its moments are made here, if they are not there yet.
         loss_scale: fp16's.
         rank, device: this rank's.
+
+    Raises:
+        JobError: a module's extra state (`get_extra_state`) is nothing that JSON has.
 
     Attributes:
         position: where this rank is in data that cannot be asked for sample number n; None where a step says it all.
@@ -58,6 +62,7 @@ class TrainingState:
         }
         self.rank = rank
         self.position: Callable[[], Any] = lambda: None
+        self._extra_states()
 
     def weights(self) -> list[Placed]:
         """This rank's part of every parameter."""
@@ -98,8 +103,9 @@ class TrainingState:
     def own(self) -> dict[str, Any]:
         """What is this rank's alone, at the moment of a save: also brings what `placed` gives up to it."""
         self._take_buffers()
-        position = self.position()
-        return {"random": random_state.capture(self.device)} | ({} if position is None else {"position": position})
+        own = {"random": random_state.capture(self.device)}
+        position, extra = self.position(), self._extra_states()
+        return own | ({} if position is None else {"position": position}) | ({"extra": extra} if extra else {})
 
     def restore_shared(self, state: Mapping[str, Any]) -> None:
         """The inverse of `shared`, once the tensors are there."""
@@ -109,6 +115,24 @@ class TrainingState:
                 held["step"].fill_(steps[self._names[parameter]])
         if self._loss_scale is not None and state["loss_scale"] is not None:
             self._loss_scale.load_state_dict(state["loss_scale"])
+
+    def restore_extra(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Give the modules their extra state back; ranks beyond those that saved take theirs in turn, as with buffers.
+
+        Raises:
+            JobError: the modules that have one are not those of the checkpoint.
+        """
+        saved = ranks[self.rank % len(ranks)].get("extra", {}) if ranks else {}
+        here = dict(_with_extra_state(self._model))
+        if ranks and here.keys() != saved.keys():
+            lacking, more = sorted(here.keys() - saved.keys()), sorted(saved.keys() - here.keys())
+            raise JobError(
+                "the checkpoint has the extra state of other modules: "
+                f"it lacks {lacking or 'none'}, and only it has {more or 'none'}",
+                values={"lacking": lacking, "unexpected": more},
+            )
+        for name, state in saved.items():
+            here[name].set_extra_state(state)
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -133,6 +157,23 @@ class TrainingState:
                 )
             kept.copy_(buffer)
 
+    def _extra_states(self) -> dict[str, Any]:
+        """What `get_extra_state` of each module gives, which must come out of JSON as it went in."""
+        states = {name: module.get_extra_state() for name, module in _with_extra_state(self._model)}
+        for name, state in states.items():
+            try:
+                is_plain = json.loads(json.dumps(state)) == state
+            except (TypeError, ValueError):
+                is_plain = False
+            if not is_plain:
+                raise JobError(
+                    f"the extra state of module {name!r} ({type(state).__name__}) is nothing that JSON has, and a "
+                    "checkpoint has no pickle in it",
+                    values={"module": name, "type": type(state).__name__},
+                    hint="Return numbers, strings, lists and dictionaries from get_extra_state, or register buffers.",
+                )
+        return states
+
     def _steps(self) -> dict[str, float]:
         """Updates that each parameter has seen; one transfer from the device for all."""
         held = [(self._names[p], s["step"]) for p, s in self._optimizer.state.items() if "step" in s]
@@ -152,6 +193,13 @@ def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in module.named_buffers(prefix, recurse=False):
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
                 yield name, buffer
+
+
+def _with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that have more to say than tensors."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            yield name, module
 
 
 def _is_plain(value: Any) -> bool:

@@ -36,7 +36,7 @@ bench: $(PEERS_STAMP)
 	$(BIN)/python -m benchmarks.run
 
 soak: $(STAMP)
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m benchmarks.soak
 
 gpu-check: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu_check

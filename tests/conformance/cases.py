@@ -25,7 +25,7 @@ from paceline.parallel.context.apply import batch_part
 from paceline.parallel.fsdp.apply import ShardedReducer, held_bytes
 from paceline.parallel.layout import AXES, Layout, axes_name
 from paceline.parallel.mesh import Mesh, build_mesh
-from paceline.parallel.precision.apply import autocast_of
+from paceline.parallel.precision.apply import autocast_of, loss_scale_of
 from paceline.parallel.strategy import Cost
 from paceline.parallel.tensor.apply import vocabulary_part
 from paceline.train.language import language_functions
@@ -143,6 +143,8 @@ PIPELINE = [
          documents=True),
     Case("pp-4 zero-bubble tied", 4, (*_pp(4, 4, "zero-bubble", 3), "model.tie_embeddings=true")),
     Case("pp-2 zero-bubble of 2 stages", 2, (*_pp(2, 4, "zero-bubble", 3), "parallel.pp_stages_per_rank=2")),
+    Case("pp-2 zero-bubble, layer norm, biases", 2,
+         (*_pp(2, 2, "zero-bubble", 3), "model.norm=layernorm", "model.mlp=gelu", "model.bias=true")),
     Case("pp-2 zbv tied", 2, (*_pp(2, 4, "zbv", 3), "model.tie_embeddings=true")),
     Case("pp-4 zbv", 4, _pp(4, 8, "zbv", 2)),
     Case("pp-2 dp-2 zero-bubble", 4, _pp(2, 2, "zero-bubble")),
@@ -150,7 +152,12 @@ PIPELINE = [
     Case("pp-2 fsdp-2 tied", 4, (*_pp(2, 3), "parallel.dp_shard=2", "model.tie_embeddings=true")),
     Case("pp-2 fsdp-2 interleaved", 4, (*_pp(2, 4, "interleaved-1f1b"), "parallel.dp_shard=2")),
     Case("pp-2 fsdp-2 zero-bubble", 4, (*_pp(2, 3, "zero-bubble"), "parallel.dp_shard=2")),
-    Case("pp-2 tp-2 tied", 4, (*_pp(2, 2, "1f1b", 3), "parallel.tp=2", "model.tie_embeddings=true", "model.qk_norm=true")),
+    Case("pp-2 fsdp-2 zero-bubble of 4 stages", 4,
+         (*_pp(2, 8, "zero-bubble", 3), "parallel.pp_stages_per_rank=4", "parallel.dp_shard=2")),
+    Case("pp-2 tp-2 zero-bubble", 4, (*_pp(2, 2, "zero-bubble", 4), "parallel.tp=2")),
+    Case("pp-2 tp-2 tied, recomputing some", 4,
+         (*_pp(2, 2, "1f1b", 3), "parallel.tp=2", "model.tie_embeddings=true", "model.qk_norm=true",
+          "parallel.recompute=selective")),
     Case("pp-2 cp-2 zero-bubble", 4, (*_pp(2, 2, "zero-bubble", 3), "parallel.cp=2"), documents=True),
     Case("pp-2 fsdp-2 tp-2", 8, (*_pp(2, 2), "parallel.dp_shard=2", "parallel.tp=2",
          "model.tie_embeddings=true")),
@@ -221,6 +228,31 @@ def resolve_case(case: Case, extra: Sequence[str] = ()) -> Resolved:
     return resolve_job(load_job(None, words), case.world_size, HOST)
 
 
+def made(
+    rank: int, world_size: int, case: Case, extra: Sequence[str] = (), mesh: Mesh | None = None
+) -> tuple[Resolved, nn.Module, Applied, TrainStep]:
+    """The case's model under its strategies, and its step."""
+    resolved = resolve_case(case, extra)
+    device = torch.device("cpu")
+    group = dist.group.WORLD if world_size > 1 else None
+    mesh = mesh or build_mesh(resolved.layout, device)
+    model, applied = build_model(resolved, mesh, device)
+    forward, loss = language_functions(
+        resolved.spec,
+        0,
+        chunk_tokens=resolved.transforms.loss_chunk_tokens,
+        part=vocabulary_part(resolved.spec, mesh),
+        split_backward=resolved.pipeline.splits_backward,
+    )
+    optimizer = build_optimizer(resolved.job.optimizer, applied.parameters)
+    step = TrainStep(
+        model, forward, loss, optimizer, applied.reducer, group=group, prescale=1 / resolved.tokens_per_step,
+        clip_norm=resolved.job.optimizer.clip_norm, device=device, autocast=autocast_of(resolved.precision, device),
+        counts=resolved.layout.counts_loss(rank), stages=applied.stages, loss_scale=loss_scale_of(resolved.precision),
+    )  # fmt: skip
+    return resolved, model, applied, step
+
+
 def train(
     rank: int,
     world_size: int,
@@ -238,31 +270,14 @@ def train(
         counted: steps, from 1, in which collectives and what is kept are counted.
         mesh: of the case's layout where it is there already.
     """
-    resolved = resolve_case(case, extra)
-    device = torch.device("cpu")
-    group = dist.group.WORLD if world_size > 1 else None
-    mesh = mesh or build_mesh(resolved.layout, device)
-    model, applied = build_model(resolved, mesh, device)
-    forward, loss = language_functions(
-        resolved.spec,
-        0,
-        chunk_tokens=resolved.transforms.loss_chunk_tokens,
-        part=vocabulary_part(resolved.spec, mesh),
-        split_backward=resolved.pipeline.splits_backward,
-    )
-    reducer = applied.reducer
-    optimizer = build_optimizer(resolved.job.optimizer, applied.parameters)
-    step = TrainStep(
-        model, forward, loss, optimizer, reducer, group=group, prescale=1 / resolved.tokens_per_step,
-        clip_norm=resolved.job.optimizer.clip_norm, device=device, autocast=autocast_of(resolved.precision, device),
-        counts=resolved.layout.counts_loss(rank), stages=applied.stages,
-    )  # fmt: skip
+    resolved, model, applied, step = made(rank, world_size, case, extra, mesh)
+    optimizer = step.optimizer
     trained = Trained([], [], {}, {})
     for at in range(steps):
-        counts, marks = at + 1 in counted, _Marks(reducer)
+        counts, marks = at + 1 in counted, _Marks(step.reducer)
         counter = CollectiveCounter(resolved.layout)
         with counter if counts else nullcontext():
-            result = step(_share(at, rank, resolved, case.documents), 1e-2, marks if counts else _unmarked)
+            result = step(share(at, rank, resolved, case.documents), 1e-2, marks if counts else _unmarked)
         trained.losses.append(result.loss)
         trained.norms.append(result.grad_norm)
         if counts:
@@ -397,7 +412,7 @@ def _distinct_bytes(tensors: Any) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-def _share(step: int, rank: int, resolved: Resolved, documents: bool) -> list[dict[str, Any]]:
+def share(step: int, rank: int, resolved: Resolved, documents: bool) -> list[dict[str, Any]]:
     """This rank's micro-batches of the global batch of `step`; a third of the labels is masked, unevenly by sample."""
     generator = torch.Generator().manual_seed(1000 + step)
     length = resolved.job.data.sequence_length

@@ -71,7 +71,7 @@ def ran(request: pytest.FixtureRequest, pool: Pool) -> Ran:
     runs = (ADAMW, SHORT_SGD if case.world_size > 3 and case.splits("tp", "cp", "pp") else SGD)
     # In a pipeline's first step neighbours agree on how they send: a number each way.
     counted = (2, 3) if staged else (1, 3)
-    ranks = pool.run(train_each, case.world_size, case, runs, counted, timeout=90)
+    ranks = pool.run(train_each, case.world_size, case, runs, counted, timeout=120)
     return Ran(case, runs, [wanted[run] for run in runs], [list(of_ranks) for of_ranks in zip(*ranks, strict=True)])
 
 

@@ -162,7 +162,9 @@ REFUSED = [
      "Remove it"),
     (2, ["parallel.pp_schedule=gpipe"], "parallel.pp_schedule", "no effect with pp = 1", "Remove it"),
     (2, ["parallel.pp=2", "parallel.pp_schedule=zero-bubble", "parallel.parameter_dtype=bf16", "parallel.precision=bf16"],
-     "parallel.parameter_dtype", "runs it in two", "parallel.pp_schedule=1f1b"),
+     "parallel.parameter_dtype", "zero-bubble runs it in two", "parallel.pp_schedule to 1f1b"),
+    *((2, ["parallel.pp=2", "parallel.pp_schedule=zbv", f"parallel.recompute={kind}"], "parallel.recompute",
+       "computed again in each part of the backward, and zbv", "parallel.recompute=none") for kind in ("full", "selective")),
 ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ LENGTH = 16
 VOCABULARY = 64
 MODEL = [
     "model.num_layers=2", "model.dim=32", "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_dim=48",
-    f"model.vocab_size={VOCABULARY}", "model.max_sequence_length=64",
+    f"model.vocab_size={VOCABULARY}", "model.max_sequence_length=64", "model.tie_embeddings=false",
 ]  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from tests.train.attempts import attempt, left
 STEPS = 12
 WORDS = (
     "parallel.precision=fp64", "model.num_heads=4", "model.num_kv_heads=2", "model.qk_norm=true", "model.vocab_size=259",
-    "model.attention_dropout=0.1", "checkpoint.keep=9", f"run.steps={STEPS}", "model.num_layers=4", "model.tie_embeddings=true",
+    "model.attention_dropout=0.1", "checkpoint.keep=9", f"run.steps={STEPS}", "model.num_layers=4",
+    "model.tie_embeddings=true",
 )  # fmt: skip
 TENSOR = (
     (1, (), 2),

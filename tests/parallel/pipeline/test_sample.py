@@ -14,7 +14,9 @@ from tests.pool.pool import Pool
 
 SPLITS = [
     Case("1f1b", 2, ("parallel.pp=2", "batch.microbatch=2")),
-    Case("zbv, tied", 2, ("parallel.pp=2", "parallel.pp_schedule=zbv", "model.num_layers=4", "model.tie_embeddings=true")),
+    Case(
+        "zbv, tied", 2, ("parallel.pp=2", "parallel.pp_schedule=zbv", "model.num_layers=4", "model.tie_embeddings=true")
+    ),
     Case("slices of the vocabulary and of the positions", 4, ("parallel.pp=2", "parallel.tp=2", "batch.microbatch=2")),
     Case("shards", 4, ("parallel.pp=2", "parallel.dp_shard=2", "batch.microbatch=2")),
 ]

@@ -97,7 +97,7 @@ class PipelineHandwritten(Handwritten):
         losses: list[Tensor] = []
         with self._loss_arithmetic():
             given = (tokens_BL,) if self.first else ()
-            wanted = {"target": labels_BL, "losses": losses} if self.last else {}
+            wanted: dict[str, Any] = {"target": labels_BL, "losses": losses} if self.last else {}
             self.schedule.step(*given, return_outputs=False, **wanted)
         self.loss = torch.stack([as_tensor(loss) for loss in losses]).mean() if self.last else torch.zeros(())
         if self.recipe.clip_norm:

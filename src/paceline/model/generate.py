@@ -47,7 +47,7 @@ def generate(
     """
     _check(model, prompt_ids, vocabulary, temperature, top_k)
     device = next(model.parameters()).device
-    logits_at = logits_at or (lambda tokens_1L, at: model(tokens_1L)[0, at])  # type: ignore[no-any-return]
+    logits_at = logits_at or (lambda tokens_1L, at: model(tokens_1L)[0, at])
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt_ids)
     was_training = model.training

@@ -142,11 +142,12 @@ class Pipeline:
             return output
 
         logits_BLV = self.relay({"tokens": tokens_1L}, run, run)
-        told = [None if logits_BLV is None else logits_BLV[0, at].float().cpu()]
+        told: list[Tensor | None] = [None if logits_BLV is None else logits_BLV[0, at].float().cpu()]
         last = self.config.rank_of(self.config.num_stages - 1)
         dist.broadcast_object_list(told, group=self._group, group_src=last, device=self._device)
-        assert told[0] is not None
-        return told[0]
+        logits_V = told[0]
+        assert logits_V is not None
+        return logits_V
 
     def _pass(self, stage: int, entering: Tensor | None, batch: Batch, run: Callable[[Batch], Any]) -> Any:
         """Run a user's function while the model stands for one stage."""

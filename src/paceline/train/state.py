@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from paceline.train import random_state
 
 MODEL, OPTIMIZER, BUFFER = "model", "optimizer", "buffer"
 """First parts of the tensors' names: `model/<parameter>`, `optimizer/<kind>/<parameter>`, `buffer/<rank>/<name>`."""
+
+STEPS = "optimizer_steps"
+"""In a rank's own state: updates that each of its parameters has seen, where ranks have other parameters."""
 
 
 class TrainingState:
@@ -99,11 +102,15 @@ class TrainingState:
         """What is this rank's alone, at the moment of a save: also brings what `placed` gives up to it."""
         self._take_buffers()
         position = self.position()
-        return {"random": random_state.capture(self.device)} | ({} if position is None else {"position": position})
+        own = {"random": random_state.capture(self.device)} | ({} if position is None else {"position": position})
+        # Ranks with other stages count the updates of other parameters.
+        return own if self._applied.stages is None else {**own, STEPS: self._steps()}
 
-    def restore_shared(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `shared`, once the tensors are there."""
-        steps: Mapping[str, float] = state["optimizer"]["steps"]
+    def restore_shared(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) -> None:
+        """The inverse of `shared`, once the tensors are there; `ranks` is what each rank's `own` gave."""
+        steps: dict[str, float] = dict(state["optimizer"]["steps"])
+        for own in ranks:
+            steps.update(own.get(STEPS, {}))
         for parameter, held in self._optimizer.state.items():
             if "step" in held:
                 held["step"].fill_(steps[self._names[parameter]])

@@ -13,17 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.launch import environment
+from benchmarks.launch import run_alone
 from benchmarks.program import finish, parser
-from benchmarks.record import ROOT, Figure, say
+from benchmarks.record import Figure, say
 from paceline.parallel.pipeline.config import PipelineConfig
 from paceline.parallel.pipeline.cost import ideal_seconds, peak_alive
 from paceline.parallel.pipeline.player import StageSeconds, play
@@ -44,22 +42,8 @@ CONFIGS = [
 
 def measure(microbatches: list[int], seconds: float, steps: int) -> list[dict[str, Any]]:
     """What each rank found: seconds per step and micro-batches alive, by schedule and micro-batches."""
-    with tempfile.TemporaryDirectory(prefix="paceline-bubble-") as folder:
-        command = [sys.executable, "-m", "benchmarks.pipeline_bubble", "--folder", folder, "--seconds", str(seconds),
-                   "--steps", str(steps), "--microbatches", *map(str, microbatches)]  # fmt: skip
-        ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], cwd=ROOT, env=environment() | {"OMP_NUM_THREADS": "1"})
-            for rank in range(RANKS)
-        ]
-        try:
-            codes = [rank.wait(timeout=600) for rank in ranks]
-        finally:
-            for rank in ranks:
-                if rank.poll() is None:
-                    rank.kill()
-        if any(codes):
-            raise RuntimeError(f"exit codes {codes}")
-        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    words = ["--seconds", str(seconds), "--steps", str(steps), "--microbatches", *map(str, microbatches)]
+    return run_alone("benchmarks.pipeline_bubble", words, RANKS)
 
 
 def be_rank(args: argparse.Namespace) -> None:

@@ -100,6 +100,8 @@ def resume(
     began = time.perf_counter()
 
     suspect: Suspect | None = None
+    own_names = [placed.name for placed in (*state.weights(), *state.moments())]
+    elsewhere = set().union(*gather_objects(own_names, group)) - set(own_names)
 
     def choose() -> Source | None:
         if not start.prepared:
@@ -117,7 +119,7 @@ def resume(
         if source is None:
             return start
         beat(-1, f"loading the checkpoint of step {source.step}", allow_seconds=float(section.storage_timeout))
-        manifest, error = _load(state, source, section, check, start)
+        manifest, error = _load(state, source, section, check, start, elsewhere)
         # Storage may keep one rank longer than a collective waits.
         world.host_barrier(world.shared_key("loaded"))
         told = gather_objects(None if error is None else error.to_record(), group)
@@ -199,7 +201,12 @@ def _agree(choose: Callable[[], Source | None], world: World) -> Source | None:
 
 
 def _load(
-    state: TrainingState, source: Source, section: CheckpointSection, check: Callable[[Manifest], None], start: Start
+    state: TrainingState,
+    source: Source,
+    section: CheckpointSection,
+    check: Callable[[Manifest], None],
+    start: Start,
+    elsewhere: set[str],
 ) -> tuple[Manifest | None, PacelineError | None]:
     """Fill the state, or say what stood in the way: the ranks agree on that before any of them goes on."""
     try:
@@ -216,7 +223,7 @@ def _load(
                 hint="Make sure that all hosts see the same files there.",
             )
         check(manifest)
-        report = _fill(state, found, manifest, section, own=source.own)
+        report = _fill(state, found, manifest, section, elsewhere, own=source.own)
         start.notes += _left_out(report)
     except PacelineError as error:
         return None, error
@@ -230,20 +237,30 @@ def _load(
 
 
 def _fill(
-    state: TrainingState, found: Found, manifest: Manifest, section: CheckpointSection, *, own: bool
+    state: TrainingState,
+    found: Found,
+    manifest: Manifest,
+    section: CheckpointSection,
+    elsewhere: set[str],
+    *,
+    own: bool,
 ) -> LoadReport:
-    """Tensors first, in place; a checkpoint of weights alone (an imported one) leaves the moments at zero."""
+    """Tensors first, in place; a checkpoint of weights alone (an imported one) leaves the moments at zero.
+
+    `elsewhere` are names that other ranks alone hold, as those of other stages.
+    """
     only_weights = not own and is_imported(manifest)
     buffers = [] if only_weights else state.buffers(state.rank % max(1, manifest.world_size))
     wanted = [*state.weights(), *([] if only_weights else state.moments()), *buffers]
     report = load_tensors(
         found.storage, manifest, wanted, folder=found.folder,
+        elsewhere=[name for name in elsewhere if not (only_weights and name.startswith(f"{OPTIMIZER}/"))],
         allow_missing=() if own else section.allow_missing,
         # Other ranks' buffers are not ours to miss.
         allow_unexpected=(f"{BUFFER}/*", *(() if own else section.allow_unexpected)),
     )  # fmt: skip
     if not only_weights:
-        state.restore_shared(manifest.state)
+        state.restore_shared(manifest.state, manifest.ranks)
         state.restore_extra(manifest.ranks)
     state.publish()
     return report

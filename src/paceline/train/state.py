@@ -20,6 +20,9 @@ from paceline.train import random_state
 MODEL, OPTIMIZER, BUFFER = "model", "optimizer", "buffer"
 """First parts of the tensors' names: `model/<parameter>`, `optimizer/<kind>/<parameter>`, `buffer/<rank>/<name>`."""
 
+STEPS = "optimizer_steps"
+"""In a rank's own state: updates that each of its parameters has seen, where ranks have other parameters."""
+
 
 class TrainingState:
     """What a session must not lose.
@@ -105,11 +108,20 @@ class TrainingState:
         self._take_buffers()
         own = {"random": random_state.capture(self.device)}
         position, extra = self.position(), self._extra_states()
-        return own | ({} if position is None else {"position": position}) | ({"extra": extra} if extra else {})
+        if position is not None:
+            own["position"] = position
+        if extra:
+            own["extra"] = extra
+        if self._applied.stages is not None:
+            # Ranks with other stages count the updates of other parameters.
+            own[STEPS] = self._steps()
+        return own
 
-    def restore_shared(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `shared`, once the tensors are there."""
-        steps: Mapping[str, float] = state["optimizer"]["steps"]
+    def restore_shared(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) -> None:
+        """The inverse of `shared`, once the tensors are there; `ranks` is what each rank's `own` gave."""
+        steps: dict[str, float] = dict(state["optimizer"]["steps"])
+        for own in ranks:
+            steps.update(own.get(STEPS, {}))
         for parameter, held in self._optimizer.state.items():
             if "step" in held:
                 held["step"].fill_(steps[self._names[parameter]])

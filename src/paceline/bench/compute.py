@@ -67,7 +67,7 @@ def describe(result: Result) -> Iterator[str]:
     yield from map(line, result.rows)
 
 
-def save(path: Path, result: Result, ranks: int) -> None:
+def save(path: Path, result: Result) -> None:
     """Write the rates into a measured cluster's file.
 
     Raises:
@@ -80,7 +80,7 @@ def save(path: Path, result: Result, ranks: int) -> None:
         date=result.date, command=result.command, curves=tuple(curves(result.rows)),
         memory_bytes_per_second=rows["copy"]["bytes_per_second"], launch_seconds=rows["launch"]["time_us"] * 1e-6,
     )  # fmt: skip
-    save_measured(path, probe_host(), 1, ranks, compute=part)
+    save_measured(path, probe_host(), 1, result.about["ranks"], compute=part)
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> Iterator[Curve]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": "train (starts its own local workers, or joins torchrun's)",
     "plan": "predict what a layout needs, before anything is started",
-    "bench": "measure what this machine does: collectives",
+    "bench": "measure what this machine does: collectives, compute, storage, loader",
     "prove": "prove exact resume: straight against killed and resumed, same and other ranks",
     "report": "explain a run",
     "generate": "continue a text with a trained model",

@@ -7,7 +7,6 @@ from paceline.errors import UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
     from typing import Any
 
     from paceline.bench.collectives import Measured
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> Options:
     from paceline.bench.sweep import COLLECTIVES, Options
-    from paceline.units import parse_seconds
+    from paceline.cli.bench import at_least, seconds, size
 
     asked = tuple(word.strip() for word in args.collectives.split(",")) if args.collectives else COLLECTIVES
     unknown = [name for name in asked if name not in COLLECTIVES]
@@ -76,57 +75,34 @@ def _options(args: argparse.Namespace) -> Options:
             values={"collective": unknown[0]},
             hint=f"Known: {', '.join(COLLECTIVES)}.",
         )
-    for name in ("iterations", "warmup"):
-        if getattr(args, name) < 1:
-            raise UsageError(f"--{name} {getattr(args, name)} measures nothing; give 1 or more")
+    at_least(args, 1, "iterations", "warmup")
     return Options(
         collectives=asked,
-        min_bytes=_size(args.min, "--min") if args.min else Options().min_bytes,
-        max_bytes=_size(args.max, "--max") if args.max else 0,
+        min_bytes=size(args.min, "--min") if args.min else Options().min_bytes,
+        max_bytes=size(args.max, "--max") if args.max else 0,
         factor=args.factor,
         dtype=args.dtype,
         iterations=args.iterations,
         warmup=args.warmup,
-        seconds=_parsed(parse_seconds, args.seconds, "--seconds"),
+        seconds=seconds(args.seconds, "--seconds"),
         pairs=args.pairs,
         tiers=(args.tier,) if args.tier else (),
     )
 
 
-def _size(text: str, name: str) -> int:
-    from paceline.units import parse_bytes
-
-    return int(_parsed(parse_bytes, f"{text}B" if text.isdigit() else text, name))
-
-
-def _parsed(parse: Callable[[str], Any], text: str, name: str) -> Any:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise UsageError(str(error), key=name, values={name: text}) from None
-
-
 def _tell(args: argparse.Namespace, measured: Measured) -> int:
     from paceline.bench.describe import describe
     from paceline.bench.render import csv_table, markdown_table
-    from paceline.cli import failure_fields, print_document, say
+    from paceline.cli.bench import tell
 
     document = {"measurement": "collectives", **measured.document()}
     _keep(args, measured, document)
-    if measured.error is not None:
-        say(f"paceline: {measured.error}")
-        document |= failure_fields(measured.error)
-    if args.json:
-        for remark in measured.remarks:
-            say(remark.message)
-        print_document("bench", document)
-    elif args.csv:
-        print(csv_table(measured.rows), end="")
+    lines = describe(measured)
+    if args.csv:
+        lines = iter(csv_table(measured.rows).splitlines())
     elif args.markdown:
-        print("\n".join(markdown_table(measured.rows)))
-    else:
-        print("\n".join(describe(measured)))
-    return measured.exit_code
+        lines = iter(markdown_table(measured.rows))
+    return tell(args, document, lines, measured.remarks, measured.error)
 
 
 def _keep(args: argparse.Namespace, measured: Measured, document: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ that made them: what a crashed one left is found and removed by the next lab (`s
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -28,9 +29,14 @@ NAMED = Path("/run/netns")
 TOOLS = ("ip", "tc", "unshare", "setpriv")
 INTERFACE = "eth0"
 PORT = 29400
+TCP = "reno"
+"""Congestion control, whatever this machine has chosen: BBR falls behind where both directions are full, and of the others
+only this one may be set in every namespace."""
+
 QUEUE_SECONDS = 0.05
 SMALLEST_QUEUE_BYTES = 100_000
 BURST_SECONDS = 0.001
+LARGEST_PIECE_BYTES = 65_536
 SMALLEST_BURST_BYTES = 10_000
 """Several frames: what a bucket of fewer bytes lets through falls behind its rate."""
 
@@ -99,6 +105,10 @@ class Lab:
 
     def link(self, host: Host, mbit: float | None = None, *, out: float | None = None, into: float | None = None) -> None:
         """Set the rate of a host's link: `mbit` both ways, or `out` of the host and `into` it apart."""
+        slower = min(out or mbit or math.inf, into or mbit or math.inf)
+        # What is cut into frames late stands in line as a whole, and answers behind it.
+        piece = max(SMALLEST_BURST_BYTES, min(LARGEST_PIECE_BYTES, slower * 1e6 / 8 * BURST_SECONDS))
+        _ip(host.namespace, f"link set {INTERFACE} gso_max_size {round(piece)}")
         _shape(host.namespace, INTERFACE, out or mbit)
         _shape(self.switch, host.port, into or mbit)
 
@@ -203,6 +213,7 @@ class Lab:
             ]
         _ip(self.switch, *lines, "link set core up", *(f"link set br{rack} up" for rack in range(racks)))
         for host in self.hosts:
+            _run(["ip", "netns", "exec", host.namespace, "tee", "/proc/sys/net/ipv4/tcp_congestion_control"], TCP)
             address = f"addr add {host.address}/16 dev {INTERFACE}"
             _ip(host.namespace, address, f"link set {INTERFACE} up", "link set lo up")
 

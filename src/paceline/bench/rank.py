@@ -1,0 +1,131 @@
+"""A rank of a measurement: joins like a rank of a training, times blocks of calls, and tells what it found."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.bench.ranks import Tell
+from paceline.workers.heartbeat import beat
+from paceline.workers.rendezvous import World, join, leave
+
+COLLECTIVE_SECONDS = 240.0
+"""After this a collective gives up; on a slow link the largest sizes take seconds."""
+
+BLOCK_SECONDS = 0.003
+"""Calls are timed in blocks of about this length: the ranks leave the barrier before it some 10 us apart."""
+
+MAX_CALLS = 200
+MIN_BLOCKS = 3
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank: its world, what it was told to do, and where rank 0's records go."""
+
+    world: World
+    options: dict[str, Any]
+    tell: Tell
+
+    @property
+    def backend(self) -> str:
+        """`nccl`, `gloo` or another: what carries this rank's tensors."""
+        device = self.world.device
+        return "gloo" if device.type == "cpu" else str(dist.get_default_backend_for_device(device))
+
+
+@contextmanager
+def joined() -> Iterator[Rank]:
+    """This process as a rank that `ranks.run_ranks` started."""
+    given, told = (Path(word) for word in sys.argv[1:3])
+    options = json.loads(given.read_text(encoding="utf-8"))
+    with told.open("a", encoding="utf-8") as file:
+
+        def tell(record: dict[str, Any]) -> None:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+
+        with joined_with(options, tell) as rank:
+            yield rank
+
+
+@contextmanager
+def joined_with(options: dict[str, Any], tell: Tell) -> Iterator[Rank]:
+    """This process as one of the ranks that a launcher started; rank 0 alone calls `tell`."""
+    world = join(COLLECTIVE_SECONDS, device_type=options.get("device"))
+    try:
+        yield Rank(world, options, tell if world.rank == 0 else lambda record: None)
+    finally:
+        leave(world)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def meet() -> None:
+    """All ranks go on from here together, to within tens of microseconds."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(torch.zeros(1))
+
+
+def slowest(samples: list[float]) -> list[float]:
+    """Of each sample the largest of all ranks: a call is done when the last rank has it."""
+    if dist.get_world_size() == 1:
+        return samples
+    values = torch.tensor(samples, dtype=torch.float64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return [float(v) for v in values.tolist()]
+
+
+def clock(device: torch.device) -> Callable[[], float]:
+    """Starts now; called, the seconds until the device has done what it was given since."""
+    synchronise(device)
+    began = time.perf_counter()
+
+    def seconds() -> float:
+        synchronise(device)
+        return time.perf_counter() - began
+
+    return seconds
+
+
+class Timer:
+    """Times one call of all ranks in blocks, in one or several rounds; the same number of calls on all ranks."""
+
+    def __init__(self, call: Callable[[], None], device: torch.device, warmup: int) -> None:
+        self.call = call
+        self._device = device
+        for _ in range(max(0, warmup - 1)):
+            call()
+        self.estimate = slowest([self._block(1)])[0]
+        self.calls = max(1, min(MAX_CALLS, math.ceil(BLOCK_SECONDS / max(self.estimate, 1e-9))))
+        self.samples: list[float] = []
+
+    def blocks(self, wanted: int, seconds: float) -> int:
+        """How many blocks there are to be, so that they take at most `seconds`."""
+        return max(MIN_BLOCKS, min(wanted, int(seconds / (self.estimate * self.calls))))
+
+    def round(self, blocks: int) -> None:
+        """Time `blocks` blocks; every rank then knows the slowest rank's seconds per call of each."""
+        self.samples += slowest([self._block(self.calls) for _ in range(blocks)])
+
+    def _block(self, calls: int) -> float:
+        beat(0, "measuring")
+        meet()
+        seconds = clock(self._device)
+        for _ in range(calls):
+            self.call()
+        return seconds() / calls

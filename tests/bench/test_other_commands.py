@@ -101,9 +101,10 @@ def test_bad_input_is_one_clear_line(launch: Launcher, words: list[str], code: i
 def test_loader_is_held_against_what_the_devices_take(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("All happy families are alike. " * 4000)
     words = [
-        "data.source=text.txt", "data.tokenizer=bytes", "data.sequence_length=64", "batch.global_batch=8", "--procs", "2",
+        "data.source=text.txt", "data.tokenizer=bytes", "data.sequence_length=64", "batch.global_batch=8",
+        "data.eval_fraction=0", "--procs", "2", "--workers", "0,1", "--seconds", "300ms", "--json",
     ]  # fmt: skip
-    done = launch(["bench", "loader", *words, "--workers", "0,1", "--seconds", "300ms", "--json"], timeout=100)
+    done = launch(["bench", "loader", *words], timeout=100, env={"XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     told = document(done)
     assert [row["workers"] for row in told["rows"]] == [0, 1]

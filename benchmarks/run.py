@@ -33,6 +33,7 @@ PROGRAMS = {
     "pipeline_bubble": ["benchmarks.pipeline_bubble"],
     "command_start": ["benchmarks.command_start"],
     "checkpoint_save": ["benchmarks.checkpoint_save"],
+    "bench_collectives": ["benchmarks.bench_collectives"],
 }
 LIMIT_SECONDS = 1200.0
 BUSY_LOAD = 0.5

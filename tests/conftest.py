@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.netlab.lab import Lab, refusal
 from tests.pool.launch import Launcher
 from tests.pool.limit import DEFAULT_SECONDS, limited
 from tests.pool.pool import Pool
@@ -21,6 +23,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"limit(seconds): hard limit of the test, {DEFAULT_SECONDS:g} s unless given")
     # Files of one name in several folders (tests/model/test_config.py, tests/data/test_config.py) need it.
     config.option.importmode = "importlib"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "netlab" in getattr(item, "fixturenames", ()):
+            item.add_marker("netlab")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,6 +51,15 @@ def pool() -> Iterator[Pool]:
     yield pool
     _pools.remove(pool)
     pool.close()
+
+
+@pytest.fixture(scope="module")
+def netlab() -> Iterator[Callable[..., Lab]]:
+    """`netlab(racks=(2, 2), mbit=100, uplink_mbit=50)` makes a lab of several hosts, which goes with the module."""
+    if (reason := refusal()) is not None:
+        pytest.fail(reason, pytrace=False)
+    with contextlib.ExitStack() as labs:
+        yield lambda *args, **options: labs.enter_context(Lab(*args, **options))
 
 
 @pytest.fixture

@@ -58,13 +58,16 @@ class RanksHung(Exception):
 class Worker:
     """One process of the pool."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, prefix: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    ) -> None:
         self.stacks_file = folder / f"{name}.stacks"
         self.log_file = folder / f"{name}.log"
         ours, theirs = socket.socketpair()
         with theirs, self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 [
+                    *prefix,
                     sys.executable,
                     "-m",
                     "tests.pool.child",
@@ -77,7 +80,10 @@ class Worker:
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": _import_path()},
+                env={
+                    **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": _import_path(),
+                    **(variables or {}),
+                },  # fmt: skip
             )
         self.connection: Connection = Connection(ours.detach())
         self.log_start = 0
@@ -114,9 +120,18 @@ class Worker:
 
 
 class Pool:
-    """Runs a function on several ranks; see `run`."""
+    """Runs a function on several ranks; see `run`.
 
-    def __init__(self) -> None:
+    Args:
+        prefixes: what stands before the command of each rank's process, so that it runs elsewhere; as many ranks at most.
+        variables: of their environment.
+    """
+
+    def __init__(
+        self, prefixes: Sequence[Sequence[str]] = (), variables: Mapping[str, str] | None = None
+    ) -> None:
+        self._prefixes = [list(prefix) for prefix in prefixes]
+        self._variables = dict(variables or {})
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-pool-")
         self._workers: list[Worker] = []
         self._calls = 0
@@ -187,7 +202,8 @@ class Pool:
         new = []
         while len(self._workers) < world_size:
             self._started += 1
-            new.append(Worker(Path(self._folder.name), f"worker-{self._started}"))
+            prefix = self._prefixes[len(self._workers)] if self._prefixes else ()
+            new.append(Worker(Path(self._folder.name), f"worker-{self._started}", prefix, self._variables))
             self._workers.append(new[-1])
         try:
             for worker in new:
@@ -256,6 +272,9 @@ class Pool:
                 self._discard([worker])
 
     def _discard(self, workers: Sequence[Worker]) -> None:
+        if self._prefixes and workers:
+            # Ranks belong to places: the next call starts all of them, each at its own.
+            workers = list(self._workers)
         for worker in workers:
             worker.kill()
             if worker in self._workers:

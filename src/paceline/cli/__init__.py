@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": "train (starts its own local workers, or joins torchrun's)",
     "plan": "predict what a layout needs, before anything is started",
+    "bench": "measure what this machine does: collectives, compute, storage, loader",
     "prove": "prove exact resume: straight against killed and resumed, same and other ranks",
     "report": "explain a run",
     "generate": "continue a text with a trained model",
@@ -78,18 +79,39 @@ def _dispatch(words: list[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"Did you mean paceline {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}."
         raise UsageError(f"there is no command {name!r}", values={"command": name}, hint=hint)
-    import importlib
-
-    command = importlib.import_module(f"paceline.cli.{name}")
+    command, prog, summary, rest = find_command(words)
     parser = _parser(
-        prog=f"paceline {name}",
-        description=f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}.",
+        prog=f"paceline {prog}",
+        description=f"{summary[0].upper()}{summary[1:]}.",
         epilog=getattr(command, "EXAMPLE", None),
     )
     parser.add_argument("--json", action="store_true", help="print exactly one JSON document on stdout")
     command.add_arguments(parser)
     parse = parser.parse_args if getattr(command, "REMAINDER", False) else parser.parse_intermixed_args
-    return int(command.run(parse(words[1:])))
+    return int(command.run(parse(rest)))
+
+
+def find_command(words: Sequence[str]) -> tuple[Any, str, str, Sequence[str]]:
+    """The module of a command, or of the second word where a command has a table of `SUBCOMMANDS`.
+
+    Returns:
+        The module, its words, what it does, and the words that are left.
+
+    Raises:
+        UsageError: the second word is none of the table's.
+    """
+    import importlib
+
+    name = words[0]
+    command = importlib.import_module(f"paceline.cli.{name}")
+    table: dict[str, tuple[str, str]] = getattr(command, "SUBCOMMANDS", {})
+    if not table or (len(words) > 1 and words[1] in ("-h", "--help")):
+        return command, name, COMMANDS[name], words[1:]
+    if len(words) < 2 or words[1] not in table:
+        found = f"there is no {name} {words[1]!r}" if len(words) > 1 else f"paceline {name} needs to know what"
+        raise UsageError(found, hint=f"One of: {', '.join(table)}. See paceline {name} --help.")
+    module, summary = table[words[1]]
+    return importlib.import_module(module), f"{name} {words[1]}", summary, words[2:]
 
 
 def _parser(**options: Any) -> argparse.ArgumentParser:
@@ -122,17 +144,21 @@ def _fail(error: PacelineError, verb: str, as_json: bool, printed: bool = False)
     if not printed:
         say(f"paceline: {error}")
     if as_json:
-        record = error.to_record()
-        document = {
-            "exit": error.exit_code,
-            "error": {
-                "kind": record["kind"],
-                "message": record["message"],
-                "values": record["values"],
-                "key": record["key"],
-                "reason": record["message"],
-                "next": record["hint"],
-            },
-        }
-        print_document(verb, document)
+        print_document(verb, failure_fields(error))
     return error.exit_code
+
+
+def failure_fields(error: PacelineError) -> dict[str, Any]:
+    """`exit` and `error` of a document that tells of a failure."""
+    record = error.to_record()
+    return {
+        "exit": error.exit_code,
+        "error": {
+            "kind": record["kind"],
+            "message": record["message"],
+            "values": record["values"],
+            "key": record["key"],
+            "reason": record["message"],
+            "next": record["hint"],
+        },
+    }

@@ -17,7 +17,9 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="JOB.toml | section.key=value", help="a job file and overrides")
-    parser.add_argument("--cluster", default="here", metavar="SPEC", help="here, or NODESxDEVICESxDEVICE[:FABRIC]")
+    parser.add_argument(
+        "--cluster", default="here", metavar="SPEC", help="here, a measured cluster.toml, or NODESxDEVICESxDEVICE[:FABRIC]"
+    )  # fmt: skip
     parser.add_argument("--procs", type=int, metavar="N", help="ranks, where the cluster is here")
     parser.add_argument("--fixed", action="store_true", help="weigh the given layout only")
 
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         )
     ranks = _ranks(job, cluster.devices, here)
     resolved = resolve_job(job, ranks, cluster.host, ranks_per_host=None if here else cluster.devices_per_node)
-    document = fixed_plan(resolved, args.cluster, ranks if here else cluster.devices_per_node)
+    document = fixed_plan(resolved, args.cluster, ranks if here else cluster.devices_per_node, cluster.measured)
     if args.json:
         print_document("plan", document)
     else:

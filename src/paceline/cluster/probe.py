@@ -83,6 +83,16 @@ def memory_limit_bytes() -> int:
     return min(limits)
 
 
+def available_memory_bytes() -> int:
+    """Memory that this process can still get: what the kernel calls available, or the limit where that is lower."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return memory_limit_bytes()
+    found = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return memory_limit_bytes() if found is None else min(found, memory_limit_bytes())
+
+
 def _nvidia_gpus() -> list[tuple[str, int, bool]]:
     """Name, memory bytes and whether bf16 has products of its own (compute capability 8) of each visible GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

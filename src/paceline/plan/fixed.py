@@ -7,16 +7,22 @@ from typing import Any
 import msgspec
 
 from paceline.checkpoint.space import checkpoint_bytes
+from paceline.cluster.measured import MeasuredCluster
 from paceline.job.memory_advice import memory_advice
-from paceline.job.resolve import Resolved, resolved_cost
+from paceline.job.resolve import Resolved
 from paceline.parallel.fsdp.config import fsdp_config
 from paceline.parallel.memory import RankMemory, rank_memory
-from paceline.parallel.strategy import Collective
-from paceline.units import format_bytes
+from paceline.plan.traffic import traffic
+from paceline.units import format_bytes, format_percent, format_seconds
 
 
-def fixed_plan(resolved: Resolved, cluster: str, ranks_per_node: int | None = None) -> dict[str, Any]:
-    """The document of `plan --fixed --json`, less its schema. All ranks are on one node unless said otherwise."""
+def fixed_plan(
+    resolved: Resolved, cluster: str, ranks_per_node: int | None = None, measured: MeasuredCluster | None = None
+) -> dict[str, Any]:
+    """The document of `plan --fixed --json`, less its schema. All ranks are on one node unless said otherwise.
+
+    Where the cluster was measured, each collective has its seconds.
+    """
     reason = None if resolved.fits else misfit(resolved)
     chosen = {
         "layout": {**resolved.layout.to_record(), "microbatch": resolved.batch.microbatch,
@@ -27,7 +33,7 @@ def fixed_plan(resolved: Resolved, cluster: str, ranks_per_node: int | None = No
         "checkpoint_bytes": checkpoint_size(resolved),
         "axes": axes(resolved, ranks_per_node),
         "zero_stages": [{"zero_stage": stage, "memory": memory.to_record()} for stage, memory in by_stage(resolved).items()],
-        "collectives": [msgspec.structs.asdict(c) for c in _collectives(resolved)],
+        "collectives": traffic(resolved, ranks_per_node, measured),
         "step_seconds": None,
         "tokens_per_second_per_device": None,
         "mfu": None,
@@ -45,6 +51,7 @@ def fixed_plan(resolved: Resolved, cluster: str, ranks_per_node: int | None = No
             "memory is that of the eager decoder at the peak of a step; compiled blocks keep less",
             f"a {resolved.host.device_kind} process holds {format_bytes(resolved.memory.context_bytes)} before the model",
             "step time, money and search are not modelled in this version: their fields are null",
+            *([] if measured is None else measured.dates()),
         ],
         "derivations": [msgspec.structs.asdict(d) for d in resolved.derivations],
     }
@@ -92,18 +99,11 @@ def by_stage(resolved: Resolved) -> dict[int, RankMemory]:
     return stages
 
 
-def _collectives(resolved: Resolved) -> tuple[Collective, ...]:
-    return resolved_cost(resolved).collectives
-
-
 def describe(resolved: Resolved, document: dict[str, Any]) -> str:
     """The plan as text."""
     memory = resolved.memory.to_record()
     rows = [f"  {key.removesuffix('_bytes'):<12} {format_bytes(size):>12}" for key, size in memory.items() if size]
-    collectives = [
-        f"  {c['count']} x {c['kind']} over {c['axis']} per step, {format_bytes(c['size_bytes'])} in all ({c['purpose']})"
-        for c in document["chosen"]["collectives"]
-    ]
+    collectives = [_collective_line(c) for c in document["chosen"]["collectives"]]
     parts = ("parameters", "gradients", "moments", "gathered", "buffers", "total")
     stages = [
         f"  zero_stage {entry['zero_stage']}: "
@@ -133,3 +133,11 @@ def describe(resolved: Resolved, document: dict[str, Any]) -> str:
             verdict,
         ]
     )
+
+
+def _collective_line(record: dict[str, Any]) -> str:
+    size = format_bytes(record["size_bytes"])
+    line = f"  {record['count']} x {record['kind']} over {record['axis']} per step, {size} in all ({record['purpose']})"
+    if record["seconds"] is None:
+        return line
+    return f"{line}: {format_seconds(record['seconds'])} +- {format_percent(record['seconds_error'])} as measured"

@@ -20,12 +20,15 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from paceline.errors import JobError, Stalled
 from paceline.units import format_seconds
-from paceline.workers import affinity, environment, heartbeat, ports
+from paceline.workers import affinity, environment, heartbeat, interfaces, ports
 from paceline.workers.barrier import store_barrier
 from paceline.workers.environment import Ranks
 
 HANDSHAKE_SECONDS = 8.0
 """Once the port answers, the store's greeting takes milliseconds; a stranger never gives it."""
+
+NAME_SECONDS = 8.0
+"""A name that resolves to nothing for this long will not be found later either: resolvers try for a few seconds."""
 
 BARRIER_SECONDS = 24 * 3600.0
 
@@ -84,8 +87,7 @@ def join(
     store = _run_store(_store(place, start_timeout), place, run_id, start_timeout)
     # Ranks enter together, so that the group's own timeout need not cover their different starts.
     store_barrier(store, "joined", place.rank, place.world_size, deadline - time.monotonic())
-    if place.world_size == place.local_world_size:
-        _use_loopback()
+    _choose_interface(place, device)
     dist.init_process_group(
         _backend(device),
         store=PrefixStore("group", store),
@@ -200,7 +202,7 @@ def _client(host: str, port: int, start_timeout: float) -> Store:
 
 
 def _no_store(host: str, port: int, error: Exception | None) -> JobError:
-    pid = ports.holder(port) if host in (ports.LOOPBACK, "localhost", socket.gethostname()) else None
+    pid = ports.holder(port) if interfaces.is_own_address(host) else None
     reason = str(error).splitlines()[0] if error else "something listens there, but it is no rank 0 of a run"
     return JobError(
         f"cannot join at {host} port {port}{f', held by process {pid}' if pid else ''}: {reason}",
@@ -211,12 +213,19 @@ def _no_store(host: str, port: int, error: Exception | None) -> JobError:
 
 
 def _await_port(host: str, port: int, timeout: float) -> None:
-    """Until something listens: rank 0 may start later than this rank."""
-    deadline = time.monotonic() + timeout
+    """Until something listens: rank 0 may start later than this rank. Its host's name must be known before."""
+    began = time.monotonic()
+    deadline = began + timeout
     reason: OSError | None = None
     while time.monotonic() < deadline:
         try:
             socket.create_connection((host, port), timeout=5.0).close()
+        except socket.gaierror as error:
+            reason = error
+            if time.monotonic() - began > min(NAME_SECONDS, timeout / 2):
+                raise _no_name(host, error) from None
+            time.sleep(0.5)
+            continue
         except OSError as error:
             reason = error
             time.sleep(0.1)
@@ -227,6 +236,16 @@ def _await_port(host: str, port: int, timeout: float) -> None:
         key="recovery.start_timeout",
         values={"host": host, "port": port, "seconds": timeout},
         hint="Check that rank 0 runs and that this host reaches it.",
+    )
+
+
+def _no_name(host: str, error: OSError) -> JobError:
+    own = socket.gethostname()
+    return JobError(
+        f"{own} cannot resolve {host!r}, the name by which rank 0's host is to be reached: {error.strerror}",
+        key="MASTER_ADDR",
+        values={"name": host, "host": own},
+        hint="Give an address that all hosts reach: MASTER_ADDR=ADDRESS, or torchrun --local-addr ADDRESS on rank 0's host.",
     )
 
 
@@ -258,6 +277,29 @@ def _run_store(store: Store, place: Ranks, run_id: str, start_timeout: float) ->
             hint="Give each process its own RANK, or each run a port of its own.",
         )
     return scoped
+
+
+def _choose_interface(place: Ranks, device: torch.device) -> None:
+    """The interface of Gloo, and of NCCL where it is used: as named by the user, else the loopback of a single host, else
+    the one by which rank 0's host is reached.
+
+    Raises:
+        JobError: the user's own names one that cannot work.
+    """
+    several = place.world_size > place.local_world_size
+    variables = (interfaces.GLOO,) if device.type == "cpu" else (interfaces.GLOO, interfaces.NCCL)
+    for note in interfaces.check_interfaces(os.environ, several, variables):
+        print(f"paceline: {note}", file=sys.stderr, flush=True)
+    if not several:
+        _use_loopback()
+        return
+    way = interfaces.route_interface(os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0")))
+    if way is not None and interfaces.GLOO not in os.environ:
+        os.environ[interfaces.GLOO] = way.name
+    chosen = os.environ.get(interfaces.GLOO, "its own choice")
+    if place.local_rank == 0:
+        address = f" ({way.address})" if way is not None and way.name == chosen else ""
+        print(f"paceline: node {place.group_rank} speaks through {chosen}{address}", file=sys.stderr, flush=True)
 
 
 def _use_loopback() -> None:

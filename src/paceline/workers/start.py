@@ -19,6 +19,7 @@ from pathlib import Path
 from paceline.errors import JobError
 from paceline.workers import affinity, environment, ports
 from paceline.workers.affinity import RankCpus
+from paceline.workers.interfaces import GLOO, check_interfaces
 from paceline.workers.oom import oom_kills
 
 
@@ -102,13 +103,14 @@ def start(
         env: the environment, instead of this process's own.
 
     Raises:
-        JobError: `procs` is below 1, or the port is in use.
+        JobError: `procs` is below 1, the port is in use, or GLOO_SOCKET_IFNAME names no interface of this host.
     """
     if procs < 1:
         raise JobError(
             f"{procs} worker processes cannot train anything", key="launch.procs_per_node", hint="Start 1 or more."
         )
     base = dict(os.environ if env is None else env)
+    check_interfaces(base, False, (GLOO,))
     plan = list(cpus) if cpus is not None else plan_here(procs, threads, pin)
     with ports.listen(port) as listener:
         group = WorkerGroup(run_id, Path(tempfile.mkdtemp(prefix="paceline-workers-")), plan)

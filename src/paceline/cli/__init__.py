@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "train (starts its own local workers, or joins torchrun's)",
     "plan": "predict what a layout needs, before anything is started",
     "prove": "prove exact resume: straight against killed and resumed, same and other ranks",
+    "doctor": "find what is wrong with a machine or a job before it costs money",
     "report": "explain a run",
     "generate": "continue a text with a trained model",
     "checkpoint": "list, verify, convert, export or import checkpoints",

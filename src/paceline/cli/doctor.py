@@ -1,0 +1,92 @@
+"""`paceline doctor`."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from paceline.doctor.examine import Examination
+    from paceline.job.load import Job
+
+EXAMPLE = """\
+example:
+  paceline doctor
+  paceline doctor examples/tiny.toml --procs 2 --json
+  paceline doctor --capture node1.json
+  paceline doctor --from node1.json node2.json
+  paceline doctor --measure
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words", nargs="*", metavar="JOB.toml | section.key=value", help="a job to weigh, and to try out"
+    )
+    parser.add_argument(
+        "--procs", type=int, metavar="N", help="ranks of the job on this host; one per device unless given"
+    )
+    parser.add_argument(
+        "--capture", metavar="F", help="write what the checks read of this host into the file F as well"
+    )
+    parser.add_argument(
+        "--from",
+        dest="snapshots",
+        nargs="+",
+        metavar="F",
+        help="judge captured hosts and how they differ, not this one",
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="time this host with and without what matters, ten seconds each"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from paceline.cli import print_document, say
+    from paceline.cli.job_words import job_of
+    from paceline.doctor.text import describe
+
+    _check(args)
+    job = job_of(args) if args.words or args.procs is not None else None
+    examination = _from_files(args, job) if args.snapshots else _here(args, job)
+    if examination is None:
+        return 0
+    if args.json:
+        say(describe(examination))
+        print_document("doctor", examination.document())
+    else:
+        print(describe(examination))
+    return 1 if examination.findings else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    from paceline.errors import UsageError
+
+    if not args.snapshots:
+        return
+    for name in ("capture", "measure"):
+        if getattr(args, name):
+            raise UsageError(f"--{name} is about this host, --from about captured ones; leave one of them out")
+
+
+def _from_files(args: argparse.Namespace, job: Job | None) -> Examination:
+    from pathlib import Path
+
+    from paceline.doctor.run import judge, read_hosts, with_findings
+
+    hosts, unreadable = read_hosts([Path(name) for name in args.snapshots])
+    return with_findings(judge(hosts, job), unreadable)
+
+
+def _here(args: argparse.Namespace, job: Job | None) -> Examination | None:
+    """This host, or all that torchrun started on; None on a rank that only hands its snapshot over."""
+    from pathlib import Path
+
+    from paceline.doctor import snapshot
+    from paceline.doctor.run import all_hosts, judge, this_host
+
+    host = this_host(job, try_out=bool(args.words))
+    if args.capture:
+        snapshot.write(host, Path(args.capture))
+    hosts = all_hosts(host)
+    return None if hosts is None else judge(hosts, job)

@@ -112,14 +112,30 @@ def mi300_host(name: str = "mi300-1") -> Host:
     """8 MI300X with 8 RoCE cards."""
     host = roce_host(name)
     gpus = tuple(
-        Gpu(index=n, name="AMD Instinct MI300X", uuid=f"{n:016x}", vendor="amd", bus=f"0000:{n:02x}:00.0", memory=192 * GiB,
-            memory_used=300 * MiB, pcie_width=16, pcie_width_max=16, node=n // 4, cpus=_node_cpus(n // 4))
+        Gpu(
+            index=n,
+            name="AMD Instinct MI300X",
+            uuid=f"{n:016x}",
+            vendor="amd",
+            bus=f"0000:{n:02x}:00.0",
+            memory=192 * GiB,
+            memory_used=300 * MiB,
+            pcie_width=16,
+            pcie_width_max=16,
+            node=n // 4,
+            cpus=_node_cpus(n // 4),
+        )
         for n in range(8)
-    )  # fmt: skip
+    )
     return change(
-        host, gpus=gpus, topology={}, environment={"HSA_NO_SCRATCH_RECLAIM": "1", "NCCL_IB_HCA": "=mlx5_0,mlx5_1"},
-        versions={**VERSIONS, "driver": "6.10.5"}, missing={"peer_memory": "there is no NVIDIA driver"}, peer_memory=None,
-    )  # fmt: skip
+        host,
+        gpus=gpus,
+        topology={},
+        environment={"HSA_NO_SCRATCH_RECLAIM": "1", "NCCL_IB_HCA": "=mlx5_0,mlx5_1"},
+        versions={**VERSIONS, "driver": "6.10.5"},
+        missing={"peer_memory": "there is no NVIDIA driver"},
+        peer_memory=None,
+    )
 
 
 def healthy_hosts() -> dict[str, Host]:
@@ -181,9 +197,15 @@ def folders(shm: int) -> tuple[Folder, ...]:
 def _cpu(cpus: int, nodes: int) -> Cpu:
     share = cpus // nodes
     return Cpu(
-        model="Xeon", online=tuple(range(cpus)), allowed=tuple(range(cpus)), threads_per_core=2, load=0.3, busy=0.02,
-        nodes={str(n): tuple(range(n * share, (n + 1) * share)) for n in range(nodes)}, governor="performance (intel_pstate)",
-    )  # fmt: skip
+        model="Xeon",
+        online=tuple(range(cpus)),
+        allowed=tuple(range(cpus)),
+        threads_per_core=2,
+        load=0.3,
+        busy=0.02,
+        nodes={str(n): tuple(range(n * share, (n + 1) * share)) for n in range(nodes)},
+        governor="performance (intel_pstate)",
+    )
 
 
 def _node_cpus(node: int) -> tuple[int, ...]:
@@ -201,12 +223,33 @@ def _gpu_host(
     name: str, model: str, memory: int, link: NvLink, watts: float, clock: float, ports: tuple[RdmaPort, ...]
 ) -> Host:
     gpus = tuple(
-        Gpu(index=n, name=model, uuid=f"GPU-{name}-{n}", bus=f"0000:{0x10 + n:02x}:00.0", memory=memory, memory_used=500 * MiB,
-            clock=clock - 15, clock_max=clock, clock_limit=clock, utilisation=0.0, temperature=34.0, temperature_slow=89.0,
-            power_limit=watts, power_default=watts, persistence=True, ecc=True, pcie_generation=1, pcie_generation_max=5,
-            pcie_width=16, pcie_width_max=16, nvlink=link, node=n // 4, cpus=_node_cpus(n // 4))
+        Gpu(
+            index=n,
+            name=model,
+            uuid=f"GPU-{name}-{n}",
+            bus=f"0000:{0x10 + n:02x}:00.0",
+            memory=memory,
+            memory_used=500 * MiB,
+            clock=clock - 15,
+            clock_max=clock,
+            clock_limit=clock,
+            utilisation=0.0,
+            temperature=34.0,
+            temperature_slow=89.0,
+            power_limit=watts,
+            power_default=watts,
+            persistence=True,
+            ecc=True,
+            pcie_generation=1,
+            pcie_generation_max=5,
+            pcie_width=16,
+            pcie_width_max=16,
+            nvlink=link,
+            node=n // 4,
+            cpus=_node_cpus(n // 4),
+        )
         for n in range(8)
-    )  # fmt: skip
+    )
     topology = {
         f"GPU{n}": {
             **{f"GPU{m}": f"NV{link.links}" for m in range(8) if m != n},

@@ -48,12 +48,30 @@ def two(first: Host, second: Host, *says: str, job: JobFacts | None = None) -> S
 def job(**fields: Any) -> JobFacts:
     """A healthy job of 100M parameters on 8 ranks of GPUs."""
     usual = {
-        "name": "job", "world_size": 8, "local_ranks": 8, "global_batch": 256, "data_ranks": 8, "microbatch": 8,
-        "accumulation": 4, "tokens_per_step": 256 * 1024, "lr": 6e-4, "warmup_steps": 100, "steps": 10_000,
-        "parameters": 10**8, "loader_workers": 2, "shared_memory": 64 * MiB, "memory": 20 * GiB,
-        "memory_available": 80 * GiB, "on_cpu": False, "checkpoint": 1200 * MiB, "checkpoint_place": "/checkpoint",
-        "keep": 3, "grace": 30.0, "grace_source": "torchrun's default", "saved": 4.0,
-    }  # fmt: skip
+        "name": "job",
+        "world_size": 8,
+        "local_ranks": 8,
+        "global_batch": 256,
+        "data_ranks": 8,
+        "microbatch": 8,
+        "accumulation": 4,
+        "tokens_per_step": 256 * 1024,
+        "lr": 6e-4,
+        "warmup_steps": 100,
+        "steps": 10_000,
+        "parameters": 10**8,
+        "loader_workers": 2,
+        "shared_memory": 64 * MiB,
+        "memory": 20 * GiB,
+        "memory_available": 80 * GiB,
+        "on_cpu": False,
+        "checkpoint": 1200 * MiB,
+        "checkpoint_place": "/checkpoint",
+        "keep": 3,
+        "grace": 30.0,
+        "grace_source": "torchrun's default",
+        "saved": 4.0,
+    }
     return JobFacts(**{**usual, **fields})
 
 
@@ -141,7 +159,9 @@ def _network() -> dict[str, list[Sick]]:
             two(with_variables(cpu, NCCL_SOCKET_IFNAME="lo"), other, "leaves only lo, the loopback"),
             two(with_variables(only_lo, NCCL_SOCKET_IFNAME="^docker0"), other, "leaves only lo, the loopback"),
             two(with_variables(a100_host(), NCCL_SOCKET_IFNAME="docker0"), other, "a bridge of this host"),
-            one(with_interface(with_variables(cpu, NCCL_SOCKET_IFNAME="=eth0"), "eth0", up=False), "eth0, which is down"),
+            one(
+                with_interface(with_variables(cpu, NCCL_SOCKET_IFNAME="=eth0"), "eth0", up=False), "eth0, which is down"
+            ),
             one(with_interface(with_variables(cpu, NCCL_SOCKET_IFNAME="eth"), "eth0", addresses=()), "no address"),
         ],
         "interface-errors": [one(with_interface(cpu, "eth0", receive_errors=500), "500 damaged", "of 1000000 packets")],
@@ -172,16 +192,22 @@ def _network() -> dict[str, list[Sick]]:
         ],
         "peers": [
             # BL-71
-            one(change(cpu, peers=(Peer(name="cpu2", reason="Name or service not known"),)), "cpu1 cannot resolve cpu2"),
-            one(change(cpu, peers=(Peer(name="cpu2", port=29500, address="10.0.0.2", reachable=False, reason="timed out"),)),
-                "cpu1 does not reach cpu2 at 10.0.0.2 port 29500: timed out"),
+            one(
+                change(cpu, peers=(Peer(name="cpu2", reason="Name or service not known"),)), "cpu1 cannot resolve cpu2"
+            ),
+            one(
+                change(
+                    cpu, peers=(Peer(name="cpu2", port=29500, address="10.0.0.2", reachable=False, reason="timed out"),)
+                ),
+                "cpu1 does not reach cpu2 at 10.0.0.2 port 29500: timed out",
+            ),
         ],
         "port-free": [
             one(change(cpu, port=Port(number=29500, free=False, holder="process 77")), "in use, by process 77"),
             one(change(cpu, port=Port(number=40000, free=True)), "range 32768 to 60999"),
         ],
         "clock-kept": [two(change(cpu, clock=Clock(synchronised=False)), other, "nothing keeps its clock in step")],
-    }  # fmt: skip
+    }
 
 
 def _gpus() -> dict[str, list[Sick]]:
@@ -192,10 +218,17 @@ def _gpus() -> dict[str, list[Sick]]:
     return {
         "gpu-driver": [
             one(change(host, gpus=host.gpus[:7]), "shows 8 GPUs, the driver answers for 7"),
-            one(change(host, gpus=(), missing={"gpus": "nvidia-smi did not answer within 8 s"}), "did not answer within 8 s"),
+            one(
+                change(host, gpus=(), missing={"gpus": "nvidia-smi did not answer within 8 s"}),
+                "did not answer within 8 s",
+            ),
         ],
         "gpu-xid": [
-            one(change(host, xids=(Xid(79, "0000:12:00", "GPU has fallen off the bus."),)), "Xid 79", "GPU 2 (GPU-h100-1-2)"),
+            one(
+                change(host, xids=(Xid(79, "0000:12:00", "GPU has fallen off the bus."),)),
+                "Xid 79",
+                "GPU 2 (GPU-h100-1-2)",
+            ),
             one(change(host, xids=(Xid(63, "0000:10:00"), Xid(63, "0000:10:00"))), "Xid 63", "2 times"),
         ],
         "gpu-memory-errors": [
@@ -206,7 +239,11 @@ def _gpus() -> dict[str, list[Sick]]:
             one(with_gpu(host, 1, ecc=False), "error correction is off"),
         ],
         "gpu-throttled": [
-            one(with_gpu(host, 5, throttle=("thermal, hardware",), temperature=91.0, clock=900.0), "GPU 5", "900 of 1980 MHz, 91 C"),
+            one(
+                with_gpu(host, 5, throttle=("thermal, hardware",), temperature=91.0, clock=900.0),
+                "GPU 5",
+                "900 of 1980 MHz, 91 C",
+            ),
             one(with_gpu(host, 5, throttle=("power brake",)), "power brake"),
             one(with_gpu(host, 5, clock_limit=1200.0), "application clock 1200 of 1980 MHz"),
             one(with_gpu(host, 5, power_limit=350.0), "power limit 350 W, its default is 700 W"),
@@ -240,7 +277,7 @@ def _gpus() -> dict[str, list[Sick]]:
         ],
         "cpu-near": [one(with_cpu(host, allowed=tuple(range(64))), "GPU 4, 5, 6, 7", "may use CPUs 0-63")],
         "numa-balancing": [one(with_memory(mi300_host(), numa_balancing=True), "over 2 nodes")],
-    }  # fmt: skip
+    }
 
 
 def _machine() -> dict[str, list[Sick]]:
@@ -276,14 +313,21 @@ def _folders() -> dict[str, list[Sick]]:
     return {
         "shared-memory": [
             # BL-30
-            one(with_folder(cpu, "shm", size=64 * MiB, free=64 * MiB), "64.0 MiB free of 64.0 MiB; 2 ranks need 256 MiB",
-                job=small_job(shared_memory=128 * MiB)),
+            one(
+                with_folder(cpu, "shm", size=64 * MiB, free=64 * MiB),
+                "64.0 MiB free of 64.0 MiB; 2 ranks need 256 MiB",
+                job=small_job(shared_memory=128 * MiB),
+            ),
             one(with_folder(gpu, "shm", size=64 * MiB, free=64 * MiB), "8 ranks need 256 MiB"),
             one(change(cpu, folders=cpu.folders[1:]), "/dev/shm is not mounted"),
         ],
         "folder-space": [
             one(with_folder(cpu, "tmp", free=100 * MiB), "/tmp (tmp) has 100 MiB of 1.00 TiB free"),
-            one(with_folder(cpu, "checkpoint", free=2 * GiB), "3 checkpoints and the one being written are 4.69 GiB", job=small_job()),
+            one(
+                with_folder(cpu, "checkpoint", free=2 * GiB),
+                "3 checkpoints and the one being written are 4.69 GiB",
+                job=small_job(),
+            ),
             one(with_folder(cpu, "tmp", inodes_free=3), "3 of 100000000 inodes left"),
         ],
         "folder-writable": [
@@ -294,9 +338,14 @@ def _folders() -> dict[str, list[Sick]]:
             one(with_folder(cpu, "checkpoint", kind="tmpfs"), "memory of this host"),
             one(with_folder(cpu, "tmp", kind="nfs4"), "temporary files go to /tmp, which is nfs4"),
             one(with_folder(cpu, "checkpoint", kind="fuse.gcsfuse"), "a bucket shown as files"),
-            two(with_folder(cpu, "checkpoint", kind="overlay"), cpu_host("cpu2"), "a layer of this container", job=small_job()),
+            two(
+                with_folder(cpu, "checkpoint", kind="overlay"),
+                cpu_host("cpu2"),
+                "a layer of this container",
+                job=small_job(),
+            ),
         ],
-    }  # fmt: skip
+    }
 
 
 def _job() -> dict[str, list[Sick]]:
@@ -315,52 +364,95 @@ def _job() -> dict[str, list[Sick]]:
             one(gpu, "256 tokens a rank and step", job=job(tokens_per_step=2048)),
         ],
         "job-learning-rate": [
-            one(gpu, "linear scaling from 32 to 1024", job=job(lr=3e-4, lr_scaling="linear", lr_factor=32.0, lr_reference_batch=32, global_batch=1024)),
+            one(
+                gpu,
+                "linear scaling from 32 to 1024",
+                job=job(lr=3e-4, lr_scaling="linear", lr_factor=32.0, lr_reference_batch=32, global_batch=1024),
+            ),
             one(gpu, "lr 0.1 for 100,000,000 parameters", job=job(lr=0.1)),
             one(gpu, "2000 steps of warm-up in a run of 1000", job=job(warmup_steps=2000, steps=1000)),
         ],
         # R20
         "job-grace": [
-            one(gpu, "the longest save of this run took 2m 00s; torchrun's default leaves 30.0 s", job=job(saved=120.0)),
-            one(slow, "1.17 GiB at the 20.0 MiB/s", job=small_job(saved=None)),
+            one(
+                gpu, "the longest save of this run took 2m 00s; torchrun's default leaves 30.0 s", job=job(saved=120.0)
+            ),
+            one(slow, "1.17 GiB at 20.0 MiB/s", job=small_job(saved=None)),
         ],
         "job-threads": [one(cpu, "launch.threads=8 x 2 ranks on 8 CPUs", job=small_job(threads=8))],
-    }  # fmt: skip
+    }
 
 
 def _differences() -> dict[str, list[Sick]]:
     a, b = h100_host("node1"), h100_host("node2")
     roce, other = roce_host("node1"), roce_host("node2")
     moved = tuple(
-        msgspec.structs.replace(p, gids=ROCE_GIDS[:3] + (msgspec.structs.replace(ROCE_GIDS[3], index=5),))
+        msgspec.structs.replace(p, gids=(*ROCE_GIDS[:3], msgspec.structs.replace(ROCE_GIDS[3], index=5)))
         for p in other.rdma
     )
     return {
-        "variables-differ": [two(with_variables(a, NCCL_ALGO="ring"), b, "NCCL_ALGO is ring on node1 and unset on node2")],
+        "variables-differ": [
+            two(with_variables(a, NCCL_ALGO="ring"), b, "NCCL_ALGO is ring on node1 and unset on node2")
+        ],
         "versions-differ": [
-            two(change(a, versions={**a.versions, "torch": "2.12.0"}), b, "torch is 2.12.0 on node1 and 2.13.0 on node2"),
-            two(a, change(b, versions={k: v for k, v in b.versions.items() if k != "nccl"}), "nccl is 2.29.3 on node1 and not there on node2"),
+            two(
+                change(a, versions={**a.versions, "torch": "2.12.0"}), b, "torch is 2.12.0 on node1 and 2.13.0 on node2"
+            ),
+            two(
+                a,
+                change(b, versions={k: v for k, v in b.versions.items() if k != "nccl"}),
+                "nccl is 2.29.3 on node1 and not there on node2",
+            ),
         ],
         "gpus-differ": [
             two(change(a, gpus=a.gpus[:7]), b, "the number of GPUs is 7 on node1 and 8 on node2"),
             two(a100_host("node1"), b, "GPU 0 is NVIDIA A100"),
-            two(a, with_gpu(b, 3, power_limit=600.0), "the power limit of GPUs is 700 W on node1 and 600 W and 700 W on node2"),
+            two(
+                a,
+                with_gpu(b, 3, power_limit=600.0),
+                "the power limit of GPUs is 700 W on node1 and 600 W and 700 W on node2",
+            ),
         ],
         "networks-differ": [
-            two(a, with_interface(b, "eth0", mtu=1500), "the MTU of the interface to other hosts is 9000 on node1 and 1500 on node2"),
+            two(
+                a,
+                with_interface(b, "eth0", mtu=1500),
+                "the MTU of the interface to other hosts is 9000 on node1 and 1500 on node2",
+            ),
             two(a, with_port(b, 0, active=False), "active RDMA ports is 8 on node1 and 7 on node2"),
             two(a, with_port(b, 0, rate=200e9), "the rate of RDMA ports is 50.0 GB/s on node1"),
-            two(with_variables(roce, NCCL_IB_GID_INDEX="3"), with_variables(change(other, rdma=moved), NCCL_IB_GID_INDEX="3"),
-                "the index of the RoCE v2 GID is 3 on node1 and 5 on node2"),
-            two(with_variables(a, NCCL_SOCKET_IFNAME="eth"),
-                with_variables(change(b, interfaces=(LOOPBACK, Interface(name="ens5", mtu=9000, addresses=("10.0.0.2",)))), NCCL_SOCKET_IFNAME="eth"),
-                "NCCL_SOCKET_IFNAME selects an interface on node1 and nothing on node2"),
+            two(
+                with_variables(roce, NCCL_IB_GID_INDEX="3"),
+                with_variables(change(other, rdma=moved), NCCL_IB_GID_INDEX="3"),
+                "the index of the RoCE v2 GID is 3 on node1 and 5 on node2",
+            ),
+            two(
+                with_variables(a, NCCL_SOCKET_IFNAME="eth"),
+                with_variables(
+                    change(b, interfaces=(LOOPBACK, Interface(name="ens5", mtu=9000, addresses=("10.0.0.2",)))),
+                    NCCL_SOCKET_IFNAME="eth",
+                ),
+                "NCCL_SOCKET_IFNAME selects an interface on node1 and nothing on node2",
+            ),
         ],
         "machines-differ": [
-            two(a, with_cpu(b, allowed=tuple(range(64))), "the number of CPUs that the job may use is 128 on node1 and 64 on node2"),
+            two(
+                a,
+                with_cpu(b, allowed=tuple(range(64))),
+                "the number of CPUs that the job may use is 128 on node1 and 64 on node2",
+            ),
             two(a, with_memory(b, total=1024 * GiB), "memory is 1.00 TiB on node2 and up to 2.00 TiB elsewhere"),
             two(a, with_cpu(b, model="EPYC"), "the processor is Xeon on node1 and EPYC on node2"),
         ],
-        "clocks-differ": [two(clocked(a, 0, 0.0), clocked(b, 1, 3.0), "the clock of node2 is 3.00 s ahead of that of node1")],
-        "folders-shared": [two(with_folder(a, "run", kind="ext4"), with_folder(b, "run", kind="ext4"), "on a file system of its own on node1 (ext4), node2 (ext4)", job=job())],
-    }  # fmt: skip
+        "clocks-differ": [
+            two(clocked(a, 0, 0.0), clocked(b, 1, 3.0), "the clock of node2 is 3.00 s ahead of that of node1")
+        ],
+        "folders-shared": [
+            two(
+                with_folder(a, "run", kind="ext4"),
+                with_folder(b, "run", kind="ext4"),
+                "on a file system of its own on node1 (ext4), node2 (ext4)",
+                job=job(),
+            )
+        ],
+    }

@@ -46,7 +46,9 @@ def test_no_check_says_anything_of_two_healthy_hosts_and_a_healthy_job(kind: str
     assert found.findings == ()
     left = {(entry.id, entry.host) for entry in found.not_checked}
     # Two hosts and a job leave nothing out but what those hosts do not have, and clocks at one moment.
-    assert left <= {(i, h) for i in NEEDS_DEVICES | {"clocks-differ", "peers"} for h in (ALL_HOSTS, host.name, "other")}
+    assert left <= {
+        (i, h) for i in NEEDS_DEVICES | {"clocks-differ", "peers", "port-free"} for h in (ALL_HOSTS, host.name, "other")
+    }
 
 
 NEEDS_DEVICES = {check.id for check in CHECKS.values() if check.gpus or check.rdma}

@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-    from paceline.doctor.examine import Examination
+    from paceline.doctor.run import Report
     from paceline.job.load import Job
 
 EXAMPLE = """\
@@ -48,15 +48,15 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     job = job_of(args) if args.words or args.procs is not None else None
-    examination = _from_files(args, job) if args.snapshots else _here(args, job)
-    if examination is None:
+    report = _from_files(args, job) if args.snapshots else _here(args, job)
+    if report is None:
         return 0
     if args.json:
-        say(describe(examination))
-        print_document("doctor", examination.document())
+        say(describe(report))
+        print_document("doctor", report.document())
     else:
-        print(describe(examination))
-    return 1 if examination.findings else 0
+        print(describe(report))
+    return 1 if report.findings else 0
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -69,24 +69,31 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name} is about this host, --from about captured ones; leave one of them out")
 
 
-def _from_files(args: argparse.Namespace, job: Job | None) -> Examination:
+def _from_files(args: argparse.Namespace, job: Job | None) -> Report:
     from pathlib import Path
 
-    from paceline.doctor.run import judge, read_hosts, with_findings
+    from paceline.doctor.run import judge, read_hosts
 
     hosts, unreadable = read_hosts([Path(name) for name in args.snapshots])
-    return with_findings(judge(hosts, job), unreadable)
+    return judge(hosts, job, unreadable)
 
 
-def _here(args: argparse.Namespace, job: Job | None) -> Examination | None:
+def _here(args: argparse.Namespace, job: Job | None) -> Report | None:
     """This host, or all that torchrun started on; None on a rank that only hands its snapshot over."""
     from pathlib import Path
 
-    from paceline.doctor import snapshot
-    from paceline.doctor.run import all_hosts, judge, this_host
+    from paceline.cli import say
+    from paceline.doctor import run, snapshot
 
-    host = this_host(job, try_out=bool(args.words))
+    host = run.this_host(job, try_out=bool(args.words))
     if args.capture:
         snapshot.write(host, Path(args.capture))
-    hosts = all_hosts(host)
-    return None if hosts is None else judge(hosts, job)
+    hosts = run.all_hosts(host)
+    if hosts is None:
+        return None
+    report = run.judge(hosts, job)
+    if args.words and job is not None:
+        report = run.smoke_test(job, report)
+    if args.measure:
+        report = run.measured(host, report, say)
+    return report

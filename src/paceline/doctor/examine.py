@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
 
 import msgspec
 
@@ -22,11 +21,6 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     checked: tuple[str, ...]
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
-
-    def document(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        return fields
 
 
 @cache
@@ -76,14 +70,11 @@ def _obstacle(check: Check, host: Host | None, given: Given) -> str:
         if len(names) < 2 and len(given.hosts) < 2:
             return "one host; several with --from, or started by torchrun on each"
         return _missing(check, given.hosts)
-    reason = _missing(check, [host])
-    if reason:
-        return reason
-    if check.gpus and not host.gpus:
+    if check.gpus and not host.gpus and "gpus" not in host.missing:
         return "this host has no GPU"
-    if check.rdma and not host.rdma:
+    if check.rdma and not host.rdma and "rdma" not in host.missing:
         return "this host has no RDMA device"
-    return ""
+    return _missing(check, [host])
 
 
 def _missing(check: Check, hosts: Sequence[Host]) -> str:

@@ -6,19 +6,58 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from paceline.doctor import snapshot
 from paceline.doctor.capture import capture
-from paceline.doctor.check import Finding, Given, NotChecked
-from paceline.doctor.examine import Examination, examine
+from paceline.doctor.check import ALL_HOSTS, Finding, Given, NotChecked
+from paceline.doctor.examine import examine
 from paceline.doctor.host import Host
 from paceline.doctor.job_facts import JobFacts
+from paceline.doctor.measure import Measured, run_trial, trials
+from paceline.doctor.smoke import try_out
 from paceline.doctor.weigh import facts_of
+from paceline.errors import PacelineError
 from paceline.job.load import Job
 
 Say = Callable[[str], None]
+
+SMOKE = "smoke"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What doctor says: findings, what was not checked and why, how the smoke test went, what was measured."""
+
+    hosts: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
+    smoke: dict[str, Any] | None = None
+    measured: tuple[Measured, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
+
+    def with_more(
+        self,
+        *,
+        findings: Sequence[Finding] = (),
+        not_checked: Sequence[NotChecked] = (),
+        smoke: dict[str, Any] | None = None,
+        measured: Sequence[Measured] = (),
+    ) -> Report:
+        """The same with more at the end."""
+        return msgspec.structs.replace(
+            self,
+            findings=(*self.findings, *findings),
+            not_checked=(*self.not_checked, *not_checked),
+            smoke=smoke or self.smoke,
+            measured=(*self.measured, *measured),
+        )
 
 
 def this_host(job: Job | None, *, try_out: bool = False) -> Host:
@@ -54,23 +93,39 @@ def read_hosts(paths: Sequence[Path]) -> tuple[list[Host], list[Finding]]:
     return hosts, findings
 
 
-def judge(hosts: Sequence[Host], job: Job | None) -> Examination:
-    """Every check on every host, with the job's numbers on them."""
+def judge(hosts: Sequence[Host], job: Job | None, findings: Sequence[Finding] = ()) -> Report:
+    """Every check on every host, with the job's numbers on them; `findings` stand before what is found."""
     if not hosts:
-        return Examination(hosts=(), checked=(), findings=(), not_checked=())
+        return Report(findings=tuple(findings))
     facts: JobFacts | None = facts_of(job, hosts) if job is not None else None
-    return examine(Given(hosts=tuple(hosts), job=facts))
-
-
-def with_findings(
-    examination: Examination, findings: Sequence[Finding], not_checked: Sequence[NotChecked] = ()
-) -> Examination:
-    """The same with more of them at the front."""
-    return msgspec.structs.replace(
-        examination,
-        findings=(*findings, *examination.findings),
-        not_checked=(*examination.not_checked, *not_checked),
+    found = examine(Given(hosts=tuple(hosts), job=facts))
+    return Report(
+        hosts=found.hosts, checked=found.checked, findings=(*findings, *found.findings), not_checked=found.not_checked
     )
+
+
+def smoke_test(job: Job, report: Report) -> Report:
+    """The report with five steps of a small version of the job; without them where the job cannot run."""
+    broken = next((f for f in report.findings if f.id == "job-runs"), None)
+    if broken is not None:
+        left = NotChecked(id=SMOKE, host=ALL_HOSTS, reason=f"the job cannot run: {broken.found}")
+        return report.with_more(not_checked=[left])
+    smoke = try_out(job)
+    return report.with_more(findings=[smoke.finding] if smoke.finding else [], smoke=smoke.figures)
+
+
+def measured(host: Host, report: Report, say: Say) -> Report:
+    """The report with the A/B of what can be measured here; a trial that fails is listed and the others are kept."""
+    wanted, left = trials(host)
+    for trial in wanted:
+        try:
+            found = run_trial(trial)
+        except PacelineError as error:
+            left.append(NotChecked(id=f"measure {trial.name}", host=host.name, reason=error.message))
+            continue
+        say(found.describe())
+        report = report.with_more(measured=[found])
+    return report.with_more(not_checked=left)
 
 
 def _unreadable(path: Path, error: snapshot.Unreadable) -> Finding:

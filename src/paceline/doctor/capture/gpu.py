@@ -105,18 +105,21 @@ def _gpu(index: int, node: ElementTree.Element, links: dict[int, NvLink]) -> Gpu
         pcie_width_max=int(width_max) if width_max else None,
         replays=int(_figure(node, "pci/replay_counter") or 0),
         nvlink=links.get(index),
-        **placed(bus),
+        node=node_of(bus),
+        cpus=cpus_of(bus),
     )
 
 
-def placed(bus: str) -> dict[str, object]:
-    """`node` and `cpus` of a PCI device."""
+def node_of(bus: str) -> int | None:
+    """NUMA node of a PCI device, where the kernel says."""
     number = files.number(PCI / bus / "numa_node")
+    return number if number is not None and number >= 0 else None
+
+
+def cpus_of(bus: str) -> tuple[int, ...]:
+    """CPUs near a PCI device, where the kernel says."""
     cpus = files.text(PCI / bus / "local_cpulist")
-    return {
-        "node": number if number is not None and number >= 0 else None,
-        "cpus": tuple(parse_cpu_list(cpus)) if cpus else (),
-    }
+    return tuple(parse_cpu_list(cpus)) if cpus else ()
 
 
 def short_bus(text: str) -> str:

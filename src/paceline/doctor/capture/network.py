@@ -144,14 +144,10 @@ def _peer(text: str) -> Peer:
     )
 
 
-def port(number: int | None) -> Port:
-    """A port that a run would listen on.
-
-    Raises:
-        NotThere: none is named, so a run takes a free one.
-    """
+def port(number: int | None) -> Port | None:
+    """A port that a run would listen on; None where none is named, so that a run takes a free one."""
     if number is None:
-        raise files.NotThere("no port is set: a run here takes a free one")
+        return None
     low, high = (int(n) for n in (files.text("/proc/sys/net/ipv4/ip_local_port_range") or "32768 60999").split())
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

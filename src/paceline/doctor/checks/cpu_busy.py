@@ -15,8 +15,8 @@ def look(host: Host, given: Given) -> Iterator[Found]:
     # Both: the load lags by a minute, and a moment's use may be this command's own neighbours at a start.
     if cpu.load > len(cpu.online) and cpu.busy is not None and cpu.busy > BUSY:
         yield Found(
-            found=f"{cpu.load:.1f} processes wanted one of {len(cpu.online)} CPUs over the last minute, and {cpu.busy:.0%} of "
-            "their time is used now",
+            found=f"{cpu.load:.1f} processes wanted one of {len(cpu.online)} CPUs over the last minute, and "
+            f"{cpu.busy:.0%} of their time is used now",
             why=f"a rank gets {len(cpu.online) / (cpu.load + len(cpu.online)):.0%} of its time, and all ranks wait for it",
         )
 

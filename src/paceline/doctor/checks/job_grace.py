@@ -26,7 +26,7 @@ def look(host: Host, given: Given) -> Iterator[Found]:
     how = (
         "the longest save of this run took"
         if job.saved is not None
-        else f"{format_bytes(job.checkpoint)} at the {format_bytes(rate or 0)}/s measured in {folder.path if folder else ''} take"
+        else f"{format_bytes(job.checkpoint)} at {format_bytes(rate or 0)}/s, as timed in the checkpoint folder, take"
     )
     need = int(seconds * MARGIN) + 1
     yield Found(

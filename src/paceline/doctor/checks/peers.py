@@ -13,7 +13,7 @@ def look(host: Host, given: Given) -> Iterator[Found]:
         if not peer.address:
             yield Found(
                 found=f"{host.name} cannot resolve {peer.name}: {peer.reason or 'no address'}",
-                mend=f"put {peer.name} into /etc/hosts of {host.name}, or give its address instead (MASTER_ADDR, --rdzv-endpoint)",
+                mend=f"put {peer.name} into /etc/hosts of {host.name}, or give its address (MASTER_ADDR)",
             )
         elif peer.reachable is False:
             yield Found(

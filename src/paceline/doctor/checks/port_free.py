@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from paceline.doctor.check import Check, Found, Given
+from paceline.doctor.check import Check, Found, Given, Skip
 from paceline.doctor.host import Host
 
 
 def look(host: Host, given: Given) -> Iterator[Found]:
     port = host.port
     if port is None:
-        return
+        raise Skip("no port is set: a run on one host takes a free one")
     if not port.free:
         holder = f", by {port.holder}" if port.holder else ""
         yield Found(

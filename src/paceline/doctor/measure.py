@@ -1,0 +1,258 @@
+"""The ten-second A/B: what a setting costs on this machine, and whether it took effect. Imports no torch.
+
+Both sides run at once as two ranks each and take turns of a fraction of a second, so that whatever else the machine does
+falls on both alike. A variable is read at the start of a process: toggling it inside one would not show its effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.doctor.check import Given, NotChecked
+from paceline.doctor.host import Host
+from paceline.doctor.variables import matching
+from paceline.errors import PacelineError, WorkerFailed
+from paceline.workers import affinity
+from paceline.workers.affinity import RankCpus
+from paceline.workers.start import WorkerGroup, plan_here, start
+
+PROCS = 2
+TRIAL_SECONDS = 10.0
+TURN_SECONDS = 0.25
+START_SECONDS = 90.0
+TURN_LIMIT_SECONDS = 60.0
+
+SEEN_ON_CPU = ("OMP_", "MKL_", "KMP_", "GOMP_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
+SEEN_ON_GPUS = ("NCCL_", "TORCH_NCCL_", "CUDA_", "HSA_", "FI_")
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting of a trial: variables (None removes one) and CPUs."""
+
+    label: str
+    variables: dict[str, str | None] = {}
+    pin: bool = False
+    shows: str = ""
+    """What a rank must report for the setting to have taken effect; nothing where that cannot be seen."""
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting as it is (or as it would be without a launcher), and as it should be."""
+
+    name: str
+    a: Side
+    b: Side
+    reports: str
+    """The figure of a rank that shows the setting: threads, cpus, addresses or debug."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out. `factor` is the time of `a` over that of `b`; `low` and `high` hold half of all pairs of turns."""
+
+    name: str
+    a: str
+    b: str
+    a_seconds: float
+    b_seconds: float
+    factor: float
+    low: float
+    high: float
+    turns: int
+    took_effect: bool | None
+    evidence: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        effect = {True: "took effect", False: "had NO effect", None: "effect cannot be seen"}[self.took_effect]
+        return (
+            f"{self.name}: {self.a} takes {self.factor:.2f} times as long as {self.b} "
+            f"({self.a_seconds * 1e3:.1f} ms against {self.b_seconds * 1e3:.1f} ms a step, {self.low:.2f} to {self.high:.2f} "
+            f"in the middle half of {self.turns} turns); {effect}: {self.evidence}"
+        )
+
+
+def trials(host: Host) -> tuple[list[Trial], list[NotChecked]]:
+    """What can be measured on a host: its wrong variables, then threads, pinning and Gloo's interface; and what cannot."""
+    found: list[Trial] = []
+    left: list[NotChecked] = []
+    for rule in matching(host, Given(hosts=(host,))):
+        if rule.name.startswith(SEEN_ON_CPU) or (host.gpus and rule.name.startswith(SEEN_ON_GPUS)):
+            if rule.name != "OMP_NUM_THREADS":
+                found.append(_variable(rule.name, host.environment[rule.name]))
+        else:
+            left.append(_left(host, rule.name, "without GPUs nothing here reads it"))
+    found.append(_threads(host))
+    if len(affinity.allowed_cpus()) >= PROCS:
+        found.append(_pinning(len(affinity.allowed_cpus())))
+    interface = _interface(host)
+    if isinstance(interface, Trial):
+        found.append(interface)
+    else:
+        left.append(_left(host, "GLOO_SOCKET_IFNAME", interface))
+    return found, left
+
+
+def _left(host: Host, name: str, reason: str) -> NotChecked:
+    return NotChecked(id=f"measure {name}", host=host.name, reason=reason)
+
+
+def _variable(name: str, value: str) -> Trial:
+    debug = name == "TORCH_DISTRIBUTED_DEBUG"
+    return Trial(
+        name=name,
+        a=Side(label=f"{name}={value}", variables={name: value}, shows=value.upper() if debug else ""),
+        b=Side(label="unset", variables={name: None}),
+        reports="debug" if debug else "",
+    )
+
+
+def _threads(host: Host) -> Trial:
+    usable = host.cpu.usable if host.cpu else os.cpu_count() or 1
+    share = max(1, usable // PROCS)
+    given = host.environment.get("OMP_NUM_THREADS", "").split(",")[0]
+    wrong = given if given.isdigit() and int(given) != share else str(max(2, usable))
+    # Half the machine's cores and more a rank is what an unset variable gives outside a launcher.
+    return Trial(
+        name="OMP_NUM_THREADS",
+        a=Side(label=f"{wrong} threads a rank", variables={"OMP_NUM_THREADS": wrong}, shows=wrong),
+        b=Side(label=f"{share}", variables={"OMP_NUM_THREADS": str(share)}, shows=str(share)),
+        reports="threads",
+    )
+
+
+def _pinning(cpus: int) -> Trial:
+    share = str(cpus // PROCS)
+    return Trial(
+        name="launch.affinity",
+        a=Side(label="unpinned ranks", shows=str(cpus)),
+        b=Side(label="ranks on CPUs of their own", pin=True, shows=share),
+        reports="cpus",
+    )
+
+
+def _interface(host: Host) -> Trial | str:
+    """The network's interface against the loopback, or why not."""
+    given = host.environment.get("GLOO_SOCKET_IFNAME", "")
+    named = [i for i in host.interfaces if i.name == given]
+    if given and not named:
+        return f"{given} is no interface of this host"
+    loopback = next((i for i in host.interfaces if i.kind == "loopback" and i.up), None)
+    others = named or [i for i in host.networks() if any("." in address for address in i.addresses)]
+    if loopback is None or not others or others[0].name == loopback.name:
+        return "there is no second interface with an address"
+    other = others[0]
+    address = next((a for a in other.addresses if "." in a), "")
+    return Trial(
+        name="GLOO_SOCKET_IFNAME",
+        a=Side(label=other.name, variables={"GLOO_SOCKET_IFNAME": other.name}, shows=address),
+        b=Side(label=loopback.name, variables={"GLOO_SOCKET_IFNAME": loopback.name}, shows="127.0.0.1"),
+        reports="addresses",
+    )
+
+
+def run_trial(trial: Trial, seconds: float = TRIAL_SECONDS) -> Measured:
+    """Both sides in turns for `seconds`. Call it from the main thread.
+
+    Raises:
+        PacelineError: a side did not start or ended in the middle.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-measure-") as name, contextlib.ExitStack() as stack:
+        sides = [
+            stack.enter_context(_running(side, Path(name) / f"{n}.socket")) for n, side in enumerate((trial.a, trial.b))
+        ]
+        pairs: list[tuple[float, float]] = []
+        for call in sides:
+            call(TURN_SECONDS)  # the first turn pays for what is set up once
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline or len(pairs) < 3:
+            first, second = (0, 1) if len(pairs) % 2 == 0 else (1, 0)
+            times = {first: sides[first](TURN_SECONDS)["seconds"], second: sides[second](TURN_SECONDS)["seconds"]}
+            pairs.append((times[0], times[1]))
+        reports = [call(0.0) for call in sides]
+    return _measured(trial, pairs, reports)
+
+
+Call = Callable[[float], dict[str, Any]]
+
+
+@contextlib.contextmanager
+def _running(side: Side, path: Path) -> Iterator[Call]:
+    """Two ranks under one side's setting; yields a call that gives them a turn and returns what rank 0 reports."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        listener.settimeout(START_SECONDS)
+        with _start(side, path) as group:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                raise _ended(side, group, f"did not start within {START_SECONDS:.0f} s") from None
+            with connection, connection.makefile("rwb") as stream:
+                connection.settimeout(TURN_LIMIT_SECONDS)
+
+                def call(seconds: float) -> dict[str, Any]:
+                    try:
+                        stream.write(f"{seconds}\n".encode())
+                        stream.flush()
+                        answer = stream.readline()
+                    except OSError as error:
+                        raise _ended(side, group, str(error)) from None
+                    if not answer:
+                        raise _ended(side, group, "ended in the middle")
+                    found: dict[str, Any] = json.loads(answer)
+                    return found
+
+                yield call
+
+
+def _start(side: Side, path: Path) -> WorkerGroup:
+    env: dict[str, str] = dict(os.environ)
+    for name, value in side.variables.items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    everything = RankCpus(affinity.allowed_cpus(), max(1, len(affinity.allowed_cpus()) // PROCS), False)
+    cpus = plan_here(PROCS) if side.pin else [everything] * PROCS
+    return start([str(path)], procs=PROCS, run_id=path.stem, module="paceline.doctor.measure_rank", cpus=cpus, env=env)
+
+
+def _ended(side: Side, group: WorkerGroup, how: str) -> PacelineError:
+    codes = [worker.poll() for worker in group.workers]
+    return WorkerFailed(
+        f"the ranks with {side.label} {how} (exit codes {codes})",
+        hint="Run it alone with TORCH_DISTRIBUTED_DEBUG=INFO.",
+    )
+
+
+def _measured(trial: Trial, pairs: Sequence[tuple[float, float]], reports: Sequence[Mapping[str, Any]]) -> Measured:
+    ratios = sorted(a / b for a, b in pairs)
+    quarter = len(ratios) // 4
+    seen = [str(report.get(trial.reports, "")) for report in reports]
+    took = None
+    if trial.reports and trial.a.shows:
+        took = trial.a.shows in seen[0].split(",") and (not trial.b.shows or trial.b.shows in seen[1].split(","))
+    return Measured(
+        name=trial.name,
+        a=trial.a.label,
+        b=trial.b.label,
+        a_seconds=statistics.median(a for a, _ in pairs),
+        b_seconds=statistics.median(b for _, b in pairs),
+        factor=statistics.median(ratios),
+        low=ratios[quarter],
+        high=ratios[-1 - quarter],
+        turns=len(pairs),
+        took_effect=took,
+        evidence=f"{trial.reports} {seen[0]} against {seen[1]}" if trial.reports else "no figure of a rank shows it",
+    )

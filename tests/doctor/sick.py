@@ -132,6 +132,7 @@ def _variables() -> dict[str, list[Sick]]:
         "threads": [
             one(with_variables(cpu, OMP_NUM_THREADS="64"), "OMP_NUM_THREADS=64: 2 ranks x 64 threads on 8 CPUs"),
             one(with_variables(h100_host(), MKL_NUM_THREADS="128"), "8 ranks x 128 threads on 128 CPUs"),
+            one(with_variables(cpu, OMP_NUM_THREADS="4", MKL_NUM_THREADS="1"), "torch takes 1"),
             one(with_variables(cpu, OMP_NUM_THREADS="1"), "2 ranks on 8 CPUs compute with 2 of them"),
         ],
         "timeouts": [

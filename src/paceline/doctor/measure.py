@@ -75,10 +75,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         """One line for people."""
         effect = {True: "took effect", False: "had NO effect", None: "effect cannot be seen"}[self.took_effect]
+        same = " (no difference that can be told)" if self.low <= 1 <= self.high else ""
         return (
-            f"{self.name}: {self.a} takes {self.factor:.2f} times as long as {self.b} "
-            f"({self.a_seconds * 1e3:.1f} ms against {self.b_seconds * 1e3:.1f} ms a step, {self.low:.2f} to {self.high:.2f} "
-            f"in the middle half of {self.turns} turns); {effect}: {self.evidence}"
+            f"{self.name}: {self.factor:.2f} times{same}: {self.a} {self.a_seconds * 1e3:.1f} ms a step, {self.b} "
+            f"{self.b_seconds * 1e3:.1f} ms ({self.low:.2f} to {self.high:.2f} in the middle half of {self.turns} turns); "
+            f"{effect}: {self.evidence}"
         )
 
 
@@ -126,7 +127,7 @@ def _threads(host: Host) -> Trial:
     return Trial(
         name="OMP_NUM_THREADS",
         a=Side(label=f"{wrong} threads a rank", variables={"OMP_NUM_THREADS": wrong}, shows=wrong),
-        b=Side(label=f"{share}", variables={"OMP_NUM_THREADS": str(share)}, shows=str(share)),
+        b=Side(label=f"{share} a rank", variables={"OMP_NUM_THREADS": str(share)}, shows=str(share)),
         reports="threads",
     )
 
@@ -217,7 +218,12 @@ def _running(side: Side, path: Path) -> Iterator[Call]:
 
 
 def _start(side: Side, path: Path) -> WorkerGroup:
-    env: dict[str, str] = dict(os.environ)
+    # Where a variable of another library is set, it would win over the one that is measured.
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in affinity.THREAD_VARIABLES or name == "OMP_NUM_THREADS"
+    }
     for name, value in side.variables.items():
         if value is None:
             env.pop(name, None)

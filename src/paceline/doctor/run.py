@@ -118,12 +118,12 @@ def measured(host: Host, report: Report, say: Say) -> Report:
     """The report with the A/B of what can be measured here; a trial that fails is listed and the others are kept."""
     wanted, left = trials(host)
     for trial in wanted:
+        say(f"measuring {trial.name}: {trial.a.label} against {trial.b.label}")
         try:
             found = run_trial(trial)
         except PacelineError as error:
             left.append(NotChecked(id=f"measure {trial.name}", host=host.name, reason=error.message))
             continue
-        say(found.describe())
         report = report.with_more(measured=[found])
     return report.with_more(not_checked=left)
 

@@ -59,6 +59,8 @@ def decode(content: bytes, origin: str) -> Host:
     """The host of a snapshot's bytes. Raises Unreadable."""
     try:
         head = msgspec.json.decode(content, type=_Head)
+    except msgspec.ValidationError:
+        head = _Head()
     except msgspec.DecodeError:
         cut = not content.rstrip().endswith(b"}")
         what = "is cut short" if cut else "is no JSON document"

@@ -164,7 +164,7 @@ def _throttle(node: ElementTree.Element) -> tuple[str, ...]:
 def _errors(node: ElementTree.Element | None, kind: str) -> int:
     if node is None:
         return 0
-    counts = [c.text or "" for c in node if c.tag.endswith(kind) or f"_{kind}_" in c.tag]
+    counts = [c.text or "" for c in node if kind in c.tag.split("_")]
     return sum(int(text) for text in counts if text.strip().isdigit())
 
 

@@ -42,8 +42,7 @@ CHECK = Check(
     id="file-system",
     severity="warning",
     title="Checkpoints go to memory or a container's layer, or temporary files over the network",
-    why="a rename in a bucket copies every byte: a checkpoint is written 2 times; a local file takes 10 us to open, one over "
-    "the network 1 ms",
+    why="memory and a container's layer keep 0 checkpoints after a restart; a rename in a bucket copies every byte, 2 writes in all",
     mend="set checkpoint.dir to a file system that outlives the host",
     source="gcsfuse documentation, Semantics; Linux kernel documentation, tmpfs",
     needs=("folders",),

@@ -12,6 +12,13 @@ def look(host: Host, given: Given) -> Iterator[Found]:
         return
     ranks, cpus = given.local_ranks(host), host.cpu.usable
     share = max(1, cpus // ranks)
+    openmp, mkl = (host.environment.get(name, "") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    if openmp.isdigit() and mkl.isdigit() and openmp != mkl:
+        yield Found(
+            found=f"OMP_NUM_THREADS={openmp} beside MKL_NUM_THREADS={mkl}: torch takes {mkl}",
+            mend="unset MKL_NUM_THREADS",
+            why=f"of {openmp} threads that were asked for a rank has {mkl}, where torch is built with MKL",
+        )
     for name in THREAD_VARIABLES:
         text = host.environment.get(name, "").split(",")[0].strip()
         if not text.isdigit() or int(text) < 1:
@@ -36,7 +43,7 @@ def look(host: Host, given: Given) -> Iterator[Found]:
 CHECK = Check(
     id="threads",
     severity="warning",
-    title="Threads per rank are more than its CPUs, or one where it has many",
+    title="Threads per rank are more than its CPUs, one where it has many, or set twice",
     why="with 2 threads for each CPU a parallel region takes at least 2 times as long",
     mend="unset OMP_NUM_THREADS: paceline divides the CPUs over the ranks",
     source="torchrun documentation, OMP_NUM_THREADS",

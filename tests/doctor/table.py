@@ -1,4 +1,4 @@
-"""The table of docs/guide/doctor.md that says on which snapshots each check is proven: `python -m tests.doctor.table PAGE`."""
+"""On which snapshots each check is proven, for docs/guide/doctor.md: `python -m tests.doctor.table PAGE`."""
 
 from __future__ import annotations
 

@@ -160,7 +160,9 @@ SMI = """<?xml version="1.0" ?>
   <clocks><sm_clock>345 MHz</sm_clock></clocks>
   <applications_clocks><graphics_clock>Requested functionality has been deprecated</graphics_clock></applications_clocks>
   <max_clocks><sm_clock>1980 MHz</sm_clock></max_clocks>
-  <processes><process_info><pid>4242</pid><process_name>python</process_name><used_memory>1024 MiB</used_memory></process_info></processes>
+  <processes><process_info>
+   <pid>4242</pid><process_name>python</process_name><used_memory>1024 MiB</used_memory>
+  </process_info></processes>
  </gpu>
 </nvidia_smi_log>
 """

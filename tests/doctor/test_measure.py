@@ -13,7 +13,7 @@ from tests.doctor.hosts import change, cpu_host, with_variables
 
 THREADS = Trial(
     name="OMP_NUM_THREADS",
-    a=Side(label="3 threads a rank", variables={"OMP_NUM_THREADS": "3"}, shows="3"),
+    a=Side(label="2 threads a rank", variables={"OMP_NUM_THREADS": "2"}, shows="2"),
     b=Side(label="1 a rank", variables={"OMP_NUM_THREADS": "1"}, shows="1"),
     reports="threads",
 )
@@ -23,7 +23,7 @@ THREADS = Trial(
 def test_both_sides_take_turns_and_show_that_the_setting_took_effect() -> None:
     before = set(descendants(os.getpid()))
     found = run_trial(THREADS, seconds=1.0)
-    assert found.took_effect and found.evidence == "threads 3 against 1"
+    assert found.took_effect and found.evidence == "threads 2 against 1"
     assert found.turns >= 3 and found.a_seconds > 0 and found.b_seconds > 0
     assert found.low <= found.factor <= found.high
     assert set(descendants(os.getpid())) == before
@@ -45,9 +45,16 @@ def test_the_factor_is_the_median_of_pairs_of_turns() -> None:
     assert found.took_effect is False and "had NO effect: threads 1 against 1" in found.describe()
 
 
+def test_a_setting_that_took_effect_in_part_says_what_was_asked_for() -> None:
+    """MKL takes no more threads than there are cores."""
+    wide = Trial(name="OMP_NUM_THREADS", a=Side(label="64", shows="64"), b=THREADS.b, reports="threads")
+    found = _measured(wide, [(1.0, 1.0)], [{"threads": 2}, {"threads": 1}])
+    assert found.took_effect and found.evidence == "threads 2 against 1 (64 against 1 asked for)"
+
+
 def test_a_difference_within_the_turns_own_is_not_called_one() -> None:
     pairs = [(0.9, 1.0), (1.1, 1.0), (0.8, 1.0), (1.2, 1.0)]
-    assert "no difference that can be told" in _measured(THREADS, pairs, [{"threads": 3}, {"threads": 1}]).describe()
+    assert "no difference that can be told" in _measured(THREADS, pairs, [{"threads": 2}, {"threads": 1}]).describe()
 
 
 def test_what_nothing_here_reads_is_not_measured() -> None:

@@ -32,6 +32,7 @@ TRIAL_SECONDS = 10.0
 TURN_SECONDS = 0.25
 START_SECONDS = 90.0
 TURN_LIMIT_SECONDS = 60.0
+_POLL_SECONDS = 0.2
 
 SEEN_ON_CPU = ("OMP_", "MKL_", "KMP_", "GOMP_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
 SEEN_ON_GPUS = ("NCCL_", "TORCH_NCCL_", "CUDA_", "HSA_", "FI_")
@@ -193,12 +194,9 @@ def _running(side: Side, path: Path) -> Iterator[Call]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen(1)
-        listener.settimeout(START_SECONDS)
+        listener.settimeout(_POLL_SECONDS)
         with _start(side, path) as group:
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                raise _ended(side, group, f"did not start within {START_SECONDS:.0f} s") from None
+            connection = _accepted(listener, side, group)
             with connection, connection.makefile("rwb") as stream:
                 connection.settimeout(TURN_LIMIT_SECONDS)
 
@@ -215,6 +213,17 @@ def _running(side: Side, path: Path) -> Iterator[Call]:
                     return found
 
                 yield call
+
+
+def _accepted(listener: socket.socket, side: Side, group: WorkerGroup) -> socket.socket:
+    """Rank 0's connection, once all ranks have met. Raises WorkerFailed where one ends before, or none comes in time."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
+            return listener.accept()[0]
+        if len(group.live()) < PROCS:
+            raise _ended(side, group, "ended before they had met")
+    raise _ended(side, group, f"did not start within {START_SECONDS:.0f} s")
 
 
 def _start(side: Side, path: Path) -> WorkerGroup:
@@ -246,9 +255,10 @@ def _measured(trial: Trial, pairs: Sequence[tuple[float, float]], reports: Seque
     ratios = sorted(a / b for a, b in pairs)
     quarter = len(ratios) // 4
     seen = [str(report.get(trial.reports, "")) for report in reports]
-    took = None
-    if trial.reports and trial.a.shows:
-        took = trial.a.shows in seen[0].split(",") and (not trial.b.shows or trial.b.shows in seen[1].split(","))
+    asked = [side.shows in words.split(",") for side, words in zip((trial.a, trial.b), seen, strict=True)]
+    evidence = f"{trial.reports} {seen[0]} against {seen[1]}" if trial.reports else "no figure of a rank shows it"
+    if trial.reports and seen[0] != seen[1] and not all(asked):
+        evidence += f" ({trial.a.shows} against {trial.b.shows} asked for)"
     return Measured(
         name=trial.name,
         a=trial.a.label,
@@ -259,6 +269,6 @@ def _measured(trial: Trial, pairs: Sequence[tuple[float, float]], reports: Seque
         low=ratios[quarter],
         high=ratios[-1 - quarter],
         turns=len(pairs),
-        took_effect=took,
-        evidence=f"{trial.reports} {seen[0]} against {seen[1]}" if trial.reports else "no figure of a rank shows it",
+        took_effect=seen[0] != seen[1] if trial.reports else None,
+        evidence=evidence,
     )

@@ -1,4 +1,4 @@
-"""The tables of docs/guide/doctor.md, from the checks and the table of variables: `python -m paceline.doctor.reference PAGE`."""
+"""The tables of docs/guide/doctor.md, from checks and variables: `python -m paceline.doctor.reference PAGE`."""
 
 from __future__ import annotations
 

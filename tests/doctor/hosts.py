@@ -103,6 +103,7 @@ def efa_host(name: str = "efa-1") -> Host:
         host,
         virtual=True,
         peer_memory=False,
+        transports=("AWS",),
         environment={"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "NCCL_SOCKET_IFNAME": "^docker,lo"},
         interfaces=(LOOPBACK, DOCKER, Interface(name="ens32", mtu=9001, speed=100e9, addresses=("10.0.0.1",))),
     )
@@ -201,6 +202,7 @@ def _cpu(cpus: int, nodes: int) -> Cpu:
         online=tuple(range(cpus)),
         allowed=tuple(range(cpus)),
         threads_per_core=2,
+        bf16=True,
         load=0.3,
         busy=0.02,
         nodes={str(n): tuple(range(n * share, (n + 1) * share)) for n in range(nodes)},
@@ -272,5 +274,6 @@ def _gpu_host(
         gpu_devices=8,
         topology=topology,
         peer_memory=True,
+        transports=("IB",),
         bridges_checked={"0000:00:01.0": False},
     )

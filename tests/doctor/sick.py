@@ -183,6 +183,13 @@ def _network() -> dict[str, list[Sick]]:
             one(with_variables(roce, NCCL_IB_GID_INDEX="2"), "IB/RoCE v1"),
         ],
         "rdma-memlock": [one(change(h100_host(), limits=limits(memlock=8 * MiB)), "8.00 MiB")],
+        # BL-73
+        "transport-used": [
+            one(
+                change(a100_host(), transports=("Socket",)), "Using network Socket, and 8 RDMA ports of 25.0 GB/s each"
+            ),
+            one(with_variables(change(a100_host(), transports=("IBext_v8",)), NCCL_IB_DISABLE="1"), "it uses IBext_v8"),
+        ],
         "peer-memory": [one(change(h100_host(), peer_memory=False), "8 GPUs and 8 RDMA ports")],
         "pci-access": [one(change(h100_host(), bridges_checked={"0000:00:01.0": True}), "0000:00:01.0")],
         "names": [

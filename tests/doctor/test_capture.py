@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.doctor.capture import capture, files, gpu, network, processor, rdma, system
+from paceline.doctor.capture import capture, files, gpu, nccl_log, network, processor, rdma, system
 from paceline.doctor.host import PARTS, NvLink, Xid
 from paceline.workers import affinity
 
@@ -212,3 +212,21 @@ def test_xids_are_read_out_of_the_kernel_log() -> None:
     found = gpu.parse_xids(text)
     assert [(x.number, x.bus) for x in found] == [(79, "0000:0f:00"), (63, "0000:47:00")]
     assert found[1] == Xid(63, "0000:47:00", "Row Remapper: New row marked for remapping")
+
+
+NCCL_LOG = """
+node1:412:460 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>
+node1:412:460 [0] NCCL INFO NET/IB : No device found.
+node1:412:460 [0] NCCL INFO Using network Socket
+node1:412:460 [0] NCCL INFO Channel 00/0 : 3[3] -> 4[0] [receive] via NET/Socket/0
+"""
+
+
+# BL-73
+def test_the_network_that_nccl_used_is_read_out_of_its_log(tmp_path: Path) -> None:
+    pattern = str(tmp_path / "nccl.%h.%p")
+    assert nccl_log.transports("") is None and nccl_log.transports(pattern) is None
+    (tmp_path / "nccl.node1.412").write_text(NCCL_LOG)
+    assert nccl_log.transports(pattern) == ("Socket",)
+    (tmp_path / "nccl.node1.413").write_text("NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IBext_v8/0/GDRDMA\n")
+    assert nccl_log.transports(pattern) == ("IBext_v8", "Socket")

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from paceline.doctor.measure import Side, Trial, _measured, run_trial, trials
+from paceline.doctor.measure import _measured, run_trial
+from paceline.doctor.trials import Side, Trial, trials
 from paceline.errors import WorkerFailed
 from paceline.workers.processes import descendants
 from tests.doctor.hosts import change, cpu_host, with_variables
@@ -67,7 +68,7 @@ def test_what_nothing_here_reads_is_not_measured() -> None:
         "GLOO_SOCKET_IFNAME",
     }
     assert [(entry.id, entry.reason) for entry in left] == [
-        ("measure NCCL_PROTO", "without GPUs nothing here reads it")
+        ("measure NCCL_PROTO", "nothing here reads it: that takes two GPUs")
     ]
     alone = change(cpu_host(), interfaces=cpu_host().interfaces[:1])
     assert [entry.reason for entry in trials(alone)[1]] == ["there is no second interface with an address"]

@@ -84,3 +84,12 @@ def test_nothing_that_can_be_read_is_still_an_answer(tmp_path: Path) -> None:
     (tmp_path / "cut.json").write_text("{")
     hosts, unreadable = read_hosts([tmp_path / "cut.json"])
     assert judge(hosts, None, unreadable).document()["findings"][0]["id"] == "snapshot"
+
+
+def test_two_captured_hosts_of_one_name_are_two_hosts(tmp_path: Path) -> None:
+    """Containers of one image often share a name."""
+    for name in ("a", "b"):
+        snapshot.write(healthy_hosts()["cpu"], tmp_path / f"{name}.json")
+    hosts, _ = read_hosts([tmp_path / "a.json", tmp_path / "b.json"])
+    assert [host.name for host in hosts] == ["cpu1", "cpu1 (b)"]
+    assert judge(hosts, None).hosts == ("cpu1", "cpu1 (b)")

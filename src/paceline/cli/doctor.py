@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--procs", type=int, metavar="N", help="ranks of the job on this host; one per device unless given"
     )
     parser.add_argument(
-        "--capture", metavar="F", help="write what the checks read of this host into the file F as well"
+        "--capture",
+        metavar="F",
+        help="write what the checks read of this host into the file F as well; %%h is its name",
     )
     parser.add_argument(
         "--from",
@@ -86,8 +88,8 @@ def _here(args: argparse.Namespace, job: Job | None) -> Report | None:
     from paceline.doctor import run, snapshot
 
     host = run.this_host(job, try_out=bool(args.words))
-    if args.capture:
-        snapshot.write(host, Path(args.capture))
+    if args.capture and (host.place is None or host.place.local_rank == 0):
+        snapshot.write(host, Path(args.capture.replace("%h", host.name)))
     hosts = run.all_hosts(host)
     if hosts is None:
         return None

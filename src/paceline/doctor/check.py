@@ -74,7 +74,8 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     def local_ranks(self, host: Host) -> int:
         """Ranks on a host: what launched, else what the job asks for, else what the host has devices for."""
-        if host.place is None and self.job is not None and self.job.local_ranks:
+        launched = host.place is not None and host.place.local_world_size > 1
+        if not launched and self.job is not None and self.job.local_ranks:
             return self.job.local_ranks
         return host.local_ranks()
 

@@ -22,6 +22,9 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     sockets: dict[str, tuple[int, ...]] = {}
     nodes: dict[str, tuple[int, ...]] = {}
     threads_per_core: int = 1
+    bf16: bool = False
+    fp16: bool = False
+    """Whether products in these types have instructions of their own."""
     governor: str = ""
     load: float | None = None
     """Processes that wanted a CPU, the mean over the last minute."""
@@ -271,6 +274,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a kernel module lets an RDMA device read a GPU's memory."""
     bridges_checked: dict[str, bool] = {}
     """PCI bridges on which access control is on (it sends peer traffic through the root)."""
+    transports: tuple[str, ...] | None = None
+    """Networks that NCCL's own log says it uses: IB, Socket or a plugin's; None where there is no log."""
+    compiler: str | None = None
     virtual: bool = False
     missing: dict[str, str] = {}
 
@@ -282,8 +288,11 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         return next((f for f in self.folders if f.role == role), None)
 
     def local_ranks(self) -> int:
-        """Ranks of a job here unless told: as launched, else one per GPU, else 2 (1 where there is one core)."""
-        if self.place is not None:
+        """Ranks of a job here unless told: as launched, else one per GPU, else 2 (1 where there is one core).
+
+        A single rank on a host is doctor's own, started there to look at it.
+        """
+        if self.place is not None and self.place.local_world_size > 1:
             return self.place.local_world_size
         return len(self.gpus) or min(2, self.cpu.usable if self.cpu else 1)
 
@@ -299,6 +308,6 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 PARTS = tuple(
     field.name
     for field in msgspec.structs.fields(Host)
-    if field.name not in ("name", "format", "taken", "place", "missing", "virtual", "gpu_devices", "files")
+    if field.name not in ("name", "format", "taken", "place", "missing", "virtual", "gpu_devices", "files", "compiler")
 )
 """What a check may need, and what can be missing."""

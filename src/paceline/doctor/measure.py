@@ -19,43 +19,17 @@ from typing import Any
 
 import msgspec
 
-from paceline.doctor.check import Given, NotChecked
-from paceline.doctor.host import Host
-from paceline.doctor.variables import matching
+from paceline.doctor.trials import PROCS, Side, Trial
 from paceline.errors import PacelineError, WorkerFailed
 from paceline.workers import affinity
 from paceline.workers.affinity import RankCpus
 from paceline.workers.start import WorkerGroup, plan_here, start
 
-PROCS = 2
 TRIAL_SECONDS = 10.0
 TURN_SECONDS = 0.25
 START_SECONDS = 90.0
 TURN_LIMIT_SECONDS = 60.0
 _POLL_SECONDS = 0.2
-
-SEEN_ON_CPU = ("OMP_", "MKL_", "KMP_", "GOMP_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
-SEEN_ON_GPUS = ("NCCL_", "TORCH_NCCL_", "CUDA_", "HSA_", "FI_")
-
-
-class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting of a trial: variables (None removes one) and CPUs."""
-
-    label: str
-    variables: dict[str, str | None] = {}
-    pin: bool = False
-    shows: str = ""
-    """What a rank must report for the setting to have taken effect; nothing where that cannot be seen."""
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting as it is (or as it would be without a launcher), and as it should be."""
-
-    name: str
-    a: Side
-    b: Side
-    reports: str
-    """The figure of a rank that shows the setting: threads, cpus, addresses or debug."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,85 +58,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def trials(host: Host) -> tuple[list[Trial], list[NotChecked]]:
-    """What can be measured on a host: its wrong variables, then threads, pinning and Gloo's interface; and what cannot."""
-    found: list[Trial] = []
-    left: list[NotChecked] = []
-    for rule in matching(host, Given(hosts=(host,))):
-        if rule.name.startswith(SEEN_ON_CPU) or (host.gpus and rule.name.startswith(SEEN_ON_GPUS)):
-            if rule.name != "OMP_NUM_THREADS":
-                found.append(_variable(rule.name, host.environment[rule.name]))
-        else:
-            left.append(_left(host, rule.name, "without GPUs nothing here reads it"))
-    found.append(_threads(host))
-    if len(affinity.allowed_cpus()) >= PROCS:
-        found.append(_pinning(len(affinity.allowed_cpus())))
-    interface = _interface(host)
-    if isinstance(interface, Trial):
-        found.append(interface)
-    else:
-        left.append(_left(host, "GLOO_SOCKET_IFNAME", interface))
-    return found, left
-
-
-def _left(host: Host, name: str, reason: str) -> NotChecked:
-    return NotChecked(id=f"measure {name}", host=host.name, reason=reason)
-
-
-def _variable(name: str, value: str) -> Trial:
-    debug = name == "TORCH_DISTRIBUTED_DEBUG"
-    return Trial(
-        name=name,
-        a=Side(label=f"{name}={value}", variables={name: value}, shows=value.upper() if debug else ""),
-        b=Side(label="unset", variables={name: None}),
-        reports="debug" if debug else "",
-    )
-
-
-def _threads(host: Host) -> Trial:
-    usable = host.cpu.usable if host.cpu else os.cpu_count() or 1
-    share = max(1, usable // PROCS)
-    given = host.environment.get("OMP_NUM_THREADS", "").split(",")[0]
-    wrong = given if given.isdigit() and int(given) != share else str(max(2, usable))
-    # Half the machine's cores and more a rank is what an unset variable gives outside a launcher.
-    return Trial(
-        name="OMP_NUM_THREADS",
-        a=Side(label=f"{wrong} threads a rank", variables={"OMP_NUM_THREADS": wrong}, shows=wrong),
-        b=Side(label=f"{share} a rank", variables={"OMP_NUM_THREADS": str(share)}, shows=str(share)),
-        reports="threads",
-    )
-
-
-def _pinning(cpus: int) -> Trial:
-    share = str(cpus // PROCS)
-    return Trial(
-        name="launch.affinity",
-        a=Side(label="unpinned ranks", shows=str(cpus)),
-        b=Side(label="ranks on CPUs of their own", pin=True, shows=share),
-        reports="cpus",
-    )
-
-
-def _interface(host: Host) -> Trial | str:
-    """The network's interface against the loopback, or why not."""
-    given = host.environment.get("GLOO_SOCKET_IFNAME", "")
-    named = [i for i in host.interfaces if i.name == given]
-    if given and not named:
-        return f"{given} is no interface of this host"
-    loopback = next((i for i in host.interfaces if i.kind == "loopback" and i.up), None)
-    others = named or [i for i in host.networks() if any("." in address for address in i.addresses)]
-    if loopback is None or not others or others[0].name == loopback.name:
-        return "there is no second interface with an address"
-    other = others[0]
-    address = next((a for a in other.addresses if "." in a), "")
-    return Trial(
-        name="GLOO_SOCKET_IFNAME",
-        a=Side(label=other.name, variables={"GLOO_SOCKET_IFNAME": other.name}, shows=address),
-        b=Side(label=loopback.name, variables={"GLOO_SOCKET_IFNAME": loopback.name}, shows="127.0.0.1"),
-        reports="addresses",
-    )
-
-
 def run_trial(trial: Trial, seconds: float = TRIAL_SECONDS) -> Measured:
     """Both sides in turns for `seconds`. Call it from the main thread.
 
@@ -171,7 +66,8 @@ def run_trial(trial: Trial, seconds: float = TRIAL_SECONDS) -> Measured:
     """
     with tempfile.TemporaryDirectory(prefix="paceline-measure-") as name, contextlib.ExitStack() as stack:
         sides = [
-            stack.enter_context(_running(side, Path(name) / f"{n}.socket")) for n, side in enumerate((trial.a, trial.b))
+            stack.enter_context(_running(side, Path(name) / f"{n}.socket", trial.on_gpus))
+            for n, side in enumerate((trial.a, trial.b))
         ]
         pairs: list[tuple[float, float]] = []
         for call in sides:
@@ -189,13 +85,16 @@ Call = Callable[[float], dict[str, Any]]
 
 
 @contextlib.contextmanager
-def _running(side: Side, path: Path) -> Iterator[Call]:
+def _running(side: Side, path: Path, on_gpus: bool) -> Iterator[Call]:
     """Two ranks under one side's setting; yields a call that gives them a turn and returns what rank 0 reports."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path))
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            raise WorkerFailed(f"cannot listen at {path}: {error}", hint="Set TMPDIR to a short path.") from None
         listener.listen(1)
         listener.settimeout(_POLL_SECONDS)
-        with _start(side, path) as group:
+        with _start(side, path, on_gpus) as group:
             connection = _accepted(listener, side, group)
             with connection, connection.makefile("rwb") as stream:
                 connection.settimeout(TURN_LIMIT_SECONDS)
@@ -226,7 +125,7 @@ def _accepted(listener: socket.socket, side: Side, group: WorkerGroup) -> socket
     raise _ended(side, group, f"did not start within {START_SECONDS:.0f} s")
 
 
-def _start(side: Side, path: Path) -> WorkerGroup:
+def _start(side: Side, path: Path, on_gpus: bool) -> WorkerGroup:
     # Where a variable of another library is set, it would win over the one that is measured.
     env = {
         name: value
@@ -240,7 +139,14 @@ def _start(side: Side, path: Path) -> WorkerGroup:
             env[name] = value
     everything = RankCpus(affinity.allowed_cpus(), max(1, len(affinity.allowed_cpus()) // PROCS), False)
     cpus = plan_here(PROCS) if side.pin else [everything] * PROCS
-    return start([str(path)], procs=PROCS, run_id=path.stem, module="paceline.doctor.measure_rank", cpus=cpus, env=env)
+    return start(
+        [str(path), *([] if on_gpus else ["cpu"])],
+        procs=PROCS,
+        run_id=path.stem,
+        module="paceline.doctor.measure_rank",
+        cpus=cpus,
+        env=env,
+    )
 
 
 def _ended(side: Side, group: WorkerGroup, how: str) -> PacelineError:

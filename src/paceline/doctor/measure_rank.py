@@ -1,4 +1,4 @@
-"""A rank of an A/B: `python -m paceline.doctor.measure_rank SOCKET`. Works while it has the turn, waits while it has not.
+"""A rank of an A/B: `python -m paceline.doctor.measure_rank SOCKET [cpu]`. Works while it has the turn.
 
 A step is what a small training step is made of: matrix products, then a sum over the ranks.
 """
@@ -26,7 +26,7 @@ COLLECTIVE_SECONDS = 600.0
 
 
 def main() -> None:
-    world = join(COLLECTIVE_SECONDS)
+    world = join(COLLECTIVE_SECONDS, device_type=sys.argv[2] if len(sys.argv) > 2 else None)
     work = _Work(world)
     if world.rank == 0:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -76,6 +76,8 @@ class _Work:
                 torch.mm(self._left, self._right)
             dist.all_reduce(self._summed)
             self._summed.fill_(1.0)
+            if self._device.type != "cpu":
+                torch.accelerator.synchronize(self._device)
             made += 1
             go_on.fill_(seconds - (time.perf_counter() - began))
             dist.broadcast(go_on, 0)

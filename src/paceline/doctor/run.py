@@ -16,8 +16,9 @@ from paceline.doctor.check import ALL_HOSTS, Finding, Given, NotChecked
 from paceline.doctor.examine import examine
 from paceline.doctor.host import Host
 from paceline.doctor.job_facts import JobFacts
-from paceline.doctor.measure import Measured, run_trial, trials
+from paceline.doctor.measure import Measured, run_trial
 from paceline.doctor.smoke import try_out
+from paceline.doctor.trials import trials
 from paceline.doctor.weigh import facts_of
 from paceline.errors import PacelineError
 from paceline.job.load import Job
@@ -84,10 +85,15 @@ def all_hosts(host: Host) -> list[Host] | None:
 
 def read_hosts(paths: Sequence[Path]) -> tuple[list[Host], list[Finding]]:
     """Hosts of snapshot files, and a finding for each file that cannot be read; the others still are judged."""
-    hosts, findings = [], []
+    hosts: list[Host] = []
+    findings: list[Finding] = []
     for path in paths:
         try:
-            hosts.append(snapshot.read(path))
+            host = snapshot.read(path)
+            if host.name in {other.name for other in hosts}:
+                # Containers of one image often share a name; a second host must not pass for the first.
+                host = msgspec.structs.replace(host, name=f"{host.name} ({path.stem})")
+            hosts.append(host)
         except snapshot.Unreadable as error:
             findings.append(_unreadable(path, error))
     return hosts, findings

@@ -48,6 +48,7 @@ class Smoke(NamedTuple):
 def small_version(job: Job, folder: Path) -> Settings:
     """The settings of a job that takes the same path in seconds: its data, tokenizer, model family and, where it goes on two
     ranks, its layout."""
+    procs = _procs()
     kept = {key: setting for key, setting in job.settings.items() if not key.startswith(OWN)}
     own = {
         "run.name": "smoke",
@@ -55,7 +56,7 @@ def small_version(job: Job, folder: Path) -> Settings:
         "run.steps": STEPS,
         "run.log_every": 1,
         "batch.global_batch": 8,
-        "launch.procs_per_node": PROCS,
+        "launch.procs_per_node": procs,
         "data.eval_sequences": 8,
         "data.sequence_length": min(job.data.sequence_length, SHORT_TOKENS),
     }
@@ -68,10 +69,15 @@ def small_version(job: Job, folder: Path) -> Settings:
     return {k: v for k, v in settings.items() if not k.startswith("parallel.") or k in PARALLEL_KEPT}
 
 
+def _procs() -> int:
+    """Two; one where there is one device, which cannot be shared."""
+    return 1 if probe_host().devices == 1 else PROCS
+
+
 def _small_model(settings: Settings) -> Settings:
     """Overrides that make the model of a job small; its family, vocabulary and kinds of layers stay."""
     try:
-        spec = resolve_job(job_of_settings(_without_parallel(settings)), PROCS, probe_host()).spec
+        spec = resolve_job(job_of_settings(_without_parallel(settings)), _procs(), probe_host()).spec
     except JobError:
         return {}
     if parameter_count(spec) <= SMALL_PARAMETERS:
@@ -98,7 +104,7 @@ def _without_parallel(settings: Settings) -> Settings:
 def _goes(settings: Settings) -> bool:
     """Whether the small version runs on two ranks as it stands."""
     try:
-        resolve_job(job_of_settings(settings), PROCS, probe_host())
+        resolve_job(job_of_settings(settings), _procs(), probe_host())
     except JobError:
         return False
     return True
@@ -127,7 +133,13 @@ def _wait(process: subprocess.Popen[bytes], limit_seconds: float) -> int | None:
 
 def _verdict(code: int | None, seconds: float, document: dict[str, Any], log: Path, limit_seconds: float) -> Smoke:
     loss = document.get("loss")
-    figures = {"procs": PROCS, "steps": document.get("steps"), "seconds": round(seconds, 3), "loss": loss, "exit": code}
+    figures = {
+        "procs": _procs(),
+        "steps": document.get("steps"),
+        "seconds": round(seconds, 3),
+        "loss": loss,
+        "exit": code,
+    }
     if code is None:
         tail = _tail(log)
         return Smoke(figures, _finding(f"{STEPS} steps did not end within {format_seconds(limit_seconds)}: {tail}", ""))
@@ -143,7 +155,7 @@ def _verdict(code: int | None, seconds: float, document: dict[str, Any], log: Pa
 def _finding(found: str, mend: str) -> Finding:
     return Finding(
         id="smoke", severity="error", host=ALL_HOSTS, rank=None,
-        found=f"{STEPS} steps of a small version of the job on {PROCS} ranks: {found}",
+        found=f"{STEPS} steps of a small version of the job on {_procs()} ranks: {found}",
         why="what fails here in seconds fails on the cluster after its queue and its start, with 0 steps made",
         mend=mend or "run it with its output: paceline train JOB.toml run.steps=5 --procs 2",
         source="paceline, docs/guide/doctor.md",

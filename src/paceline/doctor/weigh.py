@@ -84,7 +84,6 @@ def _machine(host: Host) -> probe.Host:
     """A captured host as the planner reads one."""
     gpus, memory = host.gpus, host.memory
     limit = min(memory.limit or memory.total, memory.total) if memory else 0
-    flags = probe.probe_host() if host.place is not None or not gpus else None
     return probe.Host(
         name=host.name,
         device_kind="cuda" if gpus else "cpu",
@@ -93,7 +92,7 @@ def _machine(host: Host) -> probe.Host:
         device_memory_bytes=gpus[0].memory if gpus else limit,
         cores=host.cpu.usable if host.cpu else 1,
         memory_bytes=limit,
-        fast_bf16=flags.fast_bf16 if flags else True,
-        compiler=probe.find_compiler(),
-        fp16=flags.fp16 if flags else True,
+        fast_bf16=bool(gpus) or (host.cpu is not None and host.cpu.bf16),
+        compiler=host.compiler,
+        fp16=bool(gpus) or (host.cpu is not None and host.cpu.fp16),
     )

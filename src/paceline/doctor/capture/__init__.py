@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.doctor.capture import gpu, network, processor, rdma, system
+from paceline.cluster.probe import find_compiler
+from paceline.doctor.capture import gpu, nccl_log, network, processor, rdma, system
 from paceline.doctor.host import PARTS, Host, Place
 from paceline.workers import environment
 
@@ -46,6 +48,7 @@ def capture(
         "topology": gpu.topology,
         "processes": gpu.processes,
         "xids": gpu.xids,
+        "transports": lambda: nccl_log.transports(os.environ.get("NCCL_DEBUG_FILE", "")),
         "peer_memory": rdma.peer_memory,
         "bridges_checked": rdma.bridges_checked,
     }
@@ -64,6 +67,7 @@ def capture(
         files=system.named_files(env),
         gpu_devices=gpu.on_the_bus(),
         virtual=system.is_virtual(),
+        compiler=find_compiler(),
         missing={part: missing[part] for part in PARTS if part in missing},
         **found,
     )

@@ -55,18 +55,20 @@ def _kind(folder: Path) -> str:
     kind = KINDS.get(files.text(folder / "type"))
     if kind:
         return kind
-    for mark, name in (("bridge", "bridge"), ("bonding", "bond")):
-        if (folder / mark).is_dir():
-            return name
+    if (folder / "bonding").is_dir():
+        return "bond"
+    if (folder / "bridge").is_dir():
+        # A bridge with a card among its ports is the host's way out, one without is its containers' own.
+        return "ethernet" if any((port.resolve() / "device").exists() for port in _ports(folder)) else "bridge"
     if (folder / "device").exists():
         return "ethernet"
-    if (
-        folder.name.startswith("veth")
-        and (folder / "iflink").exists()
-        and files.text(folder / "iflink") != files.text(folder / "ifindex")
-    ):
+    if (folder / "brport").exists():
         return "veth"
     return "vlan" if "." in folder.name else _virtual(folder)
+
+
+def _ports(bridge: Path) -> list[Path]:
+    return [bridge.parent / port.name for port in files.folders(bridge / "brif")]
 
 
 def _virtual(folder: Path) -> str:

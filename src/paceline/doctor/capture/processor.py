@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from paceline.cluster.probe import memory_limit_bytes
+from paceline.cluster.probe import BF16_FLAGS, FP16_FLAGS, memory_limit_bytes
 from paceline.doctor.capture import files
 from paceline.doctor.host import Cpu, Memory
 from paceline.workers import affinity, oom
@@ -21,6 +21,9 @@ def cpu() -> Cpu:
     """Sockets, NUMA nodes, what this process may use of them, and how busy they are."""
     allowed = affinity.allowed_cpus()
     online = tuple(affinity.parse_cpu_list(files.text(CPUS / "online") or f"0-{(os.cpu_count() or 1) - 1}"))
+    flags = next(
+        (set(line.partition(":")[2].split()) for line in _cpuinfo() if line.startswith(("flags", "Features"))), set()
+    )
     siblings = files.text(CPUS / f"cpu{online[0]}/topology/thread_siblings_list", "0")
     return Cpu(
         model=next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), ""),
@@ -30,6 +33,8 @@ def cpu() -> Cpu:
         sockets=_sockets(online),
         nodes=_nodes(),
         threads_per_core=len(affinity.parse_cpu_list(siblings)),
+        bf16=bool(flags.intersection(BF16_FLAGS)),
+        fp16=bool(flags.intersection(FP16_FLAGS)),
         governor=_governor(online[0]),
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         busy=_busy(),

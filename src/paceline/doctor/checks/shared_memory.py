@@ -8,7 +8,7 @@ from paceline.units import MiB, format_bytes
 
 DOCKER_DEFAULT = 64 * MiB
 NCCL_PER_RANK = 32 * MiB
-"""Buffers of a few channels of the shared-memory transport."""
+"""Buffers of 8 channels, 4 MiB each (NCCL_BUFFSIZE)."""
 
 
 def look(host: Host, given: Given) -> Iterator[Found]:
@@ -41,7 +41,8 @@ CHECK = Check(
     id="shared-memory",
     severity="error",
     title="/dev/shm is smaller than the loader's and NCCL's need",
-    why="a full /dev/shm kills loaders with a bus error late in a run, and NCCL fails at the start; docker gives 64 MiB",
+    why="docker gives 64 MiB: NCCL fails at the start, torch's own loaders die by a bus error late in a run, paceline's go through "
+    "a pipe, which is slower",
     mend="docker run --shm-size=1g",
     source="NCCL user guide, Troubleshooting, Shared memory; pytorch issues 5040 and 1355",
     needs=("folders",),

@@ -47,7 +47,7 @@ def test_a_source_that_is_not_there_is_the_finding() -> None:
 @pytest.mark.limit(60)
 def test_a_job_that_hangs_is_ended_at_the_limit_with_all_its_processes(text: str) -> None:
     before = set(descendants(os.getpid()))
-    found = smoke.try_out(_job(data__source=text), 1.0)
+    found = smoke.try_out(_job(data__source=text, data__eval_fraction=0), 1.0)
     assert found.finding is not None and "did not end within 1.00 s" in found.finding.found
     assert found.figures["exit"] is None
     assert set(descendants(os.getpid())) == before

@@ -91,7 +91,7 @@ def report() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cpus": cpus,
         "addresses": ",".join(sorted(_own_addresses())),
-        "debug": dist.get_debug_level().name,
+        "debug": dist.get_debug_level().name,  # type: ignore[attr-defined]
     }
 
 

@@ -41,7 +41,7 @@ CHECK = Check(
     id="shared-memory",
     severity="error",
     title="/dev/shm is smaller than the loader's and NCCL's need",
-    why="docker gives 64 MiB: NCCL fails at the start, torch's own loaders die by a bus error late in a run, paceline's go through "
+    why="docker gives 64 MiB: NCCL fails at the start, torch's own loaders die by a bus error, paceline's go through "
     "a pipe, which is slower",
     mend="docker run --shm-size=1g",
     source="NCCL user guide, Troubleshooting, Shared memory; pytorch issues 5040 and 1355",

@@ -10,7 +10,7 @@ from paceline.units import format_bandwidth
 def look(host: Host, given: Given) -> Iterator[Found]:
     if host.transports is None:
         raise Skip(
-            "there is no log of NCCL: run with NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p, then doctor with the same"
+            "there is no log of NCCL: run with NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p, then doctor with the same"
         )
     ports = host.fabric()
     if ports and "Socket" in host.transports:

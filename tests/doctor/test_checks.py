@@ -86,6 +86,20 @@ def test_roce_counts_as_a_fabric_that_the_variable_takes_away() -> None:
     assert finding.severity == "error" and "RoCE" in finding.found and finding.mend == "unset NCCL_IB_DISABLE"
 
 
+def test_a_fixed_gid_index_that_holds_the_right_gid_is_left_alone() -> None:
+    host = with_variables(roce_host(), NCCL_IB_GID_INDEX="3")
+    assert examine(Given(hosts=(host, change(host, name="other")))).findings == ()
+    [finding] = _of(with_variables(cpu_host(), NCCL_IB_GID_INDEX="3"), "variables").findings
+    assert "no RoCE port here" in finding.why
+
+
+def test_a_variable_that_turns_rdma_off_weighs_more_where_there_is_rdma() -> None:
+    severities = [
+        _of(with_variables(h, NCCL_IB_DISABLE="1"), "variables").findings[0].severity for h in (roce_host(), cpu_host())
+    ]
+    assert severities == ["error", "warning"]
+
+
 def _of(host: Host, name: str) -> Examination:
     return examine(Given(hosts=(host,)), [CHECKS[name]])
 

@@ -13,7 +13,7 @@ from paceline.doctor.check import Given
 from paceline.doctor.examine import examine
 from paceline.doctor.host import FORMAT
 from paceline.doctor.run import judge, read_hosts
-from paceline.errors import UsageError
+from paceline.errors import Unreadable, UsageError
 from tests.doctor.hosts import healthy_hosts, with_variables
 
 
@@ -34,7 +34,7 @@ def test_a_reader_skips_fields_that_it_does_not_know() -> None:
 
 def test_a_newer_snapshot_is_refused_with_both_versions() -> None:
     host = msgspec.structs.replace(healthy_hosts()["cpu"], format=FORMAT + 8)
-    with pytest.raises(snapshot.Unreadable, match=f"format {FORMAT + 8}, this program reads up to {FORMAT}"):
+    with pytest.raises(Unreadable, match=f"format {FORMAT + 8}, this program reads up to {FORMAT}"):
         snapshot.decode(snapshot.encode(host), "node7.json")
 
 
@@ -50,7 +50,7 @@ def test_a_newer_snapshot_is_refused_with_both_versions() -> None:
     ],
 )
 def test_a_damaged_snapshot_is_one_clear_line(content: bytes, says: str) -> None:
-    with pytest.raises(snapshot.Unreadable, match=says) as raised:
+    with pytest.raises(Unreadable, match=says) as raised:
         snapshot.decode(content, "node7.json")
     assert "node7.json" in raised.value.message and "\n" not in raised.value.message
 
@@ -58,7 +58,7 @@ def test_a_damaged_snapshot_is_one_clear_line(content: bytes, says: str) -> None
 def test_a_snapshot_cut_anywhere_is_refused() -> None:
     content = snapshot.encode(healthy_hosts()["h100"])
     for length in range(0, len(content), 97):
-        with pytest.raises(snapshot.Unreadable):
+        with pytest.raises(Unreadable):
             snapshot.decode(content[:length], "node7.json")
 
 

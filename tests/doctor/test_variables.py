@@ -12,7 +12,7 @@ from paceline.doctor.variables import PLACES, Rule, Wrong, matching, table
 from tests.doctor.hosts import change, cpu_host, efa_host, h100_host, healthy_hosts, mi300_host
 
 RULES = table().variable
-PLACED: dict[str, Host] = {"efa": efa_host(), "mi300": mi300_host(), "virtual": efa_host()}
+PLACED: dict[str, Host] = {"efa": efa_host(), "mi300": mi300_host(), "virtual": efa_host(), "no_roce": cpu_host()}
 
 RIGHT = {
     "NCCL_IB_DISABLE": ("0",),

@@ -17,6 +17,8 @@ PLACED = {
     "gpus": "with GPUs",
     "nvlink": "with NVLink",
     "mi300": "on MI300",
+    "no_roce": "without RoCE ports",
+    "no_amd": "without AMD GPUs",
     "rails": "with a card per GPU",
     "virtual": "in a virtual machine",
     "bare_metal": "on bare metal",
@@ -37,8 +39,8 @@ def variables() -> str:
     """The table of variables."""
     rows = ["| variable | wrong value | severity | why it matters | mend | source |", "|---|---|---|---|---|---|"]
     rows += [
-        f"| `{r.name}` | {_cell(_said(r.wrong))} | {r.severity} | {_cell(r.why)} | {_cell(r.mend or f'unset {r.name}')} "
-        f"| {_cell(r.source)} |"
+        f"| `{r.name}` | {_cell(_said(r.wrong, r.said))} | {r.severity} | {_cell(r.why)} "
+        f"| {_cell(r.mend or f'unset {r.name}')} | {_cell(r.source)} |"
         for r in table().variable
     ]
     return "\n".join(rows)
@@ -56,8 +58,17 @@ def with_sections(page: str, sections: Mapping[str, Callable[[], str]]) -> str:
     return page
 
 
-def _said(wrong: Wrong) -> str:
+def _said(wrong: Wrong, said: str) -> str:
     """A row's condition in words."""
+    words = [said] if said else _conditions(wrong)
+    if wrong.unless:
+        words.append(f"without {' and '.join(wrong.unless)}")
+    if wrong.where is not None:
+        words.append(PLACED[wrong.where])
+    return ", ".join(words)
+
+
+def _conditions(wrong: Wrong) -> list[str]:
     words = []
     if wrong.any:
         words.append("any")
@@ -70,20 +81,16 @@ def _said(wrong: Wrong) -> str:
     if wrong.not_matches is not None:
         words.append(f"not of the form `{wrong.not_matches}`")
     if wrong.below is not None:
-        words.append(f"below {wrong.below:g}")
+        words.append(f"below {wrong.below:.0f}")
     if wrong.above is not None:
-        words.append(f"above {wrong.above:g}")
+        words.append(f"above {wrong.above:.0f}")
     if wrong.below_variable is not None:
-        words.append(f"below {wrong.below_variable[0]} ({wrong.below_variable[1]:g})")
+        words.append(f"below {wrong.below_variable[0]} ({wrong.below_variable[1]:.0f} unless set)")
     if wrong.options_beyond is not None:
         words.append("an option that is not known")
     if wrong.file is not None:
         words.append("a file that is missing")
-    if wrong.unless:
-        words.append(f"without {' and '.join(wrong.unless)}")
-    if wrong.where is not None:
-        words.append(PLACED[wrong.where])
-    return ", ".join(words)
+    return words
 
 
 def _cell(text: str) -> str:

@@ -20,7 +20,7 @@ from paceline.doctor.measure import Measured, run_trial
 from paceline.doctor.smoke import try_out
 from paceline.doctor.trials import trials
 from paceline.doctor.weigh import facts_of
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, Unreadable
 from paceline.job.load import Job
 
 Say = Callable[[str], None]
@@ -94,7 +94,7 @@ def read_hosts(paths: Sequence[Path]) -> tuple[list[Host], list[Finding]]:
                 # Containers of one image often share a name; a second host must not pass for the first.
                 host = msgspec.structs.replace(host, name=f"{host.name} ({path.stem})")
             hosts.append(host)
-        except snapshot.Unreadable as error:
+        except Unreadable as error:
             findings.append(_unreadable(path, error))
     return hosts, findings
 
@@ -134,7 +134,7 @@ def measured(host: Host, report: Report, say: Say) -> Report:
     return report.with_more(not_checked=left)
 
 
-def _unreadable(path: Path, error: snapshot.Unreadable) -> Finding:
+def _unreadable(path: Path, error: Unreadable) -> Finding:
     return Finding(
         id="snapshot", severity="error", host=path.name, rank=None, found=error.message,
         why="0 checks were made on this host", mend=error.hint or "Capture it again.",

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.doctor.host import FORMAT, Host
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import Unreadable, UsageError
 
 SCHEMA = "paceline.host/1"
 
@@ -20,10 +20,6 @@ class _File(msgspec.Struct, kw_only=True, rename={"schema_": "schema"}):
 class _Head(msgspec.Struct, kw_only=True, rename={"schema_": "schema"}):
     schema_: str = ""
     host: dict[str, object] = {}
-
-
-class Unreadable(PacelineError):
-    """A snapshot that says nothing: of a newer version, cut short, or no snapshot at all."""
 
 
 def write(host: Host, path: Path) -> None:

@@ -55,6 +55,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source: str
     mend: str = ""
     evidence: str = ""
+    said: str = ""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -159,6 +160,8 @@ PLACES: dict[str, Callable[[Host, Given], bool]] = {
     "gpus": lambda host, given: bool(host.gpus),
     "nvlink": lambda host, given: any(gpu.nvlink and gpu.nvlink.links for gpu in host.gpus),
     "mi300": lambda host, given: _names(host, "mi300"),
+    "no_roce": lambda host, given: not any(p.link == "Ethernet" and p.driver != "efa" for p in host.rdma),
+    "no_amd": lambda host, given: not any(gpu.vendor == "amd" for gpu in host.gpus),
     "rails": lambda host, given: len(host.gpus) > 1 and len(host.fabric()) >= len(host.gpus),
     "virtual": lambda host, given: host.virtual,
     "bare_metal": lambda host, given: bool(host.gpus) and not host.virtual,

@@ -222,7 +222,14 @@ def _infiniband(count: int, rate: float) -> tuple[RdmaPort, ...]:
 
 
 def _gpu_host(
-    name: str, model: str, memory: int, link: NvLink, watts: float, clock: float, ports: tuple[RdmaPort, ...]
+    name: str,
+    model: str,
+    memory: int,
+    link: NvLink,
+    watts: float,
+    clock: float,
+    ports: tuple[RdmaPort, ...],
+    base: float | None = None,
 ) -> Host:
     gpus = tuple(
         Gpu(
@@ -234,7 +241,8 @@ def _gpu_host(
             memory_used=500 * MiB,
             clock=clock - 15,
             clock_max=clock,
-            clock_limit=clock,
+            clock_set=base or clock,
+            clock_default=base or clock,
             utilisation=0.0,
             temperature=34.0,
             temperature_slow=89.0,
@@ -247,6 +255,7 @@ def _gpu_host(
             pcie_width=16,
             pcie_width_max=16,
             nvlink=link,
+            fabric="Completed",
             node=n // 4,
             cpus=_node_cpus(n // 4),
         )

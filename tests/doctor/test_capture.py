@@ -161,8 +161,11 @@ SMI = """<?xml version="1.0" ?>
   <applications_clocks><graphics_clock>Requested functionality has been deprecated</graphics_clock></applications_clocks>
   <max_clocks><sm_clock>1980 MHz</sm_clock></max_clocks>
   <processes><process_info>
-   <pid>4242</pid><process_name>python</process_name><used_memory>1024 MiB</used_memory>
+   <pid>4242</pid><type>C</type><process_name>/opt/bin/python train.py --key=hidden</process_name><used_memory>1024 MiB</used_memory>
+  </process_info><process_info>
+   <pid>1802</pid><type>G</type><process_name>Xwayland</process_name><used_memory>23 MiB</used_memory>
   </process_info></processes>
+  <fabric><state>Completed</state><status>Success</status></fabric>
  </gpu>
 </nvidia_smi_log>
 """
@@ -176,11 +179,15 @@ def test_a_gpu_is_read_out_of_what_the_driver_s_tool_prints(monkeypatch: pytest.
     monkeypatch.setattr(files, "printed", lambda words, seconds=0.0: printed[words[1]])
     monkeypatch.setattr(gpu, "_pci_gpus", lambda: [("0000:0f:00.0", "nvidia")])
     gpu._log.cache_clear()
+    monkeypatch.setattr(gpu, "_asked", lambda: True)
     [found] = gpu.gpus()
+    [process] = gpu.processes()
     gpu._log.cache_clear()
+    assert (process.pid, process.gpu, process.name, process.memory >> 20) == (4242, "GPU-5e2e", "python", 1024)
+    assert found.fabric == "Completed"
     assert (found.name, found.uuid, found.bus) == ("NVIDIA H100 80GB HBM3", "GPU-5e2e", "0000:0f:00.0")
     assert (found.memory >> 20, found.memory_used >> 20) == (81559, 520)
-    assert (found.clock, found.clock_max, found.clock_limit, found.temperature_slow) == (345.0, 1980.0, None, None)
+    assert (found.clock, found.clock_max, found.clock_set, found.temperature_slow) == (345.0, 1980.0, None, None)
     assert found.throttle == ("thermal, hardware",)
     assert (found.uncorrected, found.corrected, found.remapped_uncorrected) == (3, 11, 1)
     assert found.remap_pending and not found.remap_failed and found.ecc and found.persistence and not found.mig

@@ -182,8 +182,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_used: int = 0
     clock: float | None = None
     clock_max: float | None = None
-    clock_limit: float | None = None
-    """The application clock or the locked maximum, where one is set."""
+    clock_set: float | None = None
+    clock_default: float | None = None
+    """The application clock as it is set, and its default, which may lie below the maximum that a GPU reaches."""
     utilisation: float | None = None
     throttle: tuple[str, ...] = ()
     temperature: float | None = None
@@ -207,6 +208,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     pcie_width_max: int | None = None
     replays: int = 0
     nvlink: NvLink | None = None
+    fabric: str = ""
+    """State of the NVSwitch fabric: Completed, In Progress, Not Started; nothing without switches."""
     node: int | None = None
     cpus: tuple[int, ...] = ()
 

@@ -41,10 +41,15 @@ def gpus() -> tuple[Gpu, ...]:
         NotThere: the bus shows GPUs, and the vendor's tool does not answer for them.
     """
     vendors = {vendor for _, vendor in _pci_gpus()}
-    if "nvidia" in vendors or Path("/dev/nvidiactl").exists():
+    if "nvidia" in vendors or _asked():
         links = _nvlinks()
         return tuple(_gpu(number, node, links) for number, node in enumerate(_log().findall("gpu")))
     return amd.gpus() if "amd" in vendors else ()
+
+
+def _asked() -> bool:
+    """Whether there is a driver whose tool can be asked."""
+    return Path("/dev/nvidiactl").exists()
 
 
 def _pci_gpus() -> list[tuple[str, str]]:
@@ -82,7 +87,8 @@ def _gpu(index: int, node: ElementTree.Element, links: dict[int, NvLink]) -> Gpu
         memory_used=_mebibytes(node, "fb_memory_usage/used"),
         clock=_figure(node, "clocks/sm_clock"),
         clock_max=_figure(node, "max_clocks/sm_clock"),
-        clock_limit=_figure(node, "applications_clocks/graphics_clock"),
+        clock_set=_figure(node, "applications_clocks/graphics_clock"),
+        clock_default=_figure(node, "default_applications_clocks/graphics_clock"),
         utilisation=_figure(node, "utilization/gpu_util"),
         throttle=_throttle(node),
         temperature=_figure(node, "temperature/gpu_temp"),
@@ -105,6 +111,7 @@ def _gpu(index: int, node: ElementTree.Element, links: dict[int, NvLink]) -> Gpu
         pcie_width_max=int(width_max) if width_max else None,
         replays=int(_figure(node, "pci/replay_counter") or 0),
         nvlink=links.get(index),
+        fabric=_text(node, "fabric/state"),
         node=node_of(bus),
         cpus=cpus_of(bus),
     )
@@ -196,7 +203,7 @@ def topology() -> dict[str, dict[str, str]]:
     Raises:
         NotThere: the tool does not answer.
     """
-    if not Path("/dev/nvidiactl").exists():
+    if not _asked():
         return {}
     return parse_topology(files.printed(["nvidia-smi", "topo", "-m"], SMI_SECONDS))
 
@@ -214,15 +221,16 @@ def parse_topology(text: str) -> dict[str, dict[str, str]]:
 
 
 def processes() -> tuple[Process, ...]:
-    """Processes that hold GPU memory, this one and its parents left out."""
-    if not Path("/dev/nvidiactl").exists():
+    """Processes that compute on a GPU, this one and its parent left out."""
+    if not _asked():
         return ()
     own = {os.getpid(), os.getppid()}
     found = []
     for gpu in _log().findall("gpu"):
         for entry in gpu.findall("processes/process_info"):
             digits = _text(entry, "pid")
-            if digits.isdigit() and int(digits) not in own:
+            # G alone is a display's: windows hold memory on every desktop.
+            if digits.isdigit() and int(digits) not in own and "C" in _text(entry, "type"):
                 found.append(_process(int(digits), _text(gpu, "uuid"), entry))
     return tuple(found)
 
@@ -233,9 +241,14 @@ def _process(pid: int, gpu: str, entry: ElementTree.Element) -> Process:
     if len(fields) > 19:
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return Process(
-        pid=pid, gpu=gpu, name=_text(entry, "process_name"), memory=_mebibytes(entry, "used_memory"), age=age,
+        pid=pid, gpu=gpu, name=_program(_text(entry, "process_name")), memory=_mebibytes(entry, "used_memory"), age=age,
         orphan=bool(fields) and fields[1] == "1",
     )  # fmt: skip
+
+
+def _program(command: str) -> str:
+    """The program's own name: arguments may hold what is nobody's business."""
+    return Path(command.split()[0]).name if command.split() else ""
 
 
 def xids() -> tuple[Xid, ...]:

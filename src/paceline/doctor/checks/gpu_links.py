@@ -14,6 +14,14 @@ def look(host: Host, given: Given) -> Iterator[Found]:
     for gpu in host.gpus:
         name = f"GPU {gpu.index} ({gpu.uuid or gpu.bus})"
         link = gpu.nvlink
+        if gpu.fabric and gpu.fabric != "Completed":
+            yield Found(
+                found=f"{name}: the NVSwitch fabric is {gpu.fabric}",
+                mend="systemctl status nvidia-fabricmanager; it must have the driver's version; restart it",
+                why="until it is Completed CUDA does not start on any of the host's GPUs: 0 ranks run",
+                severity="error",
+                source="NVIDIA, Fabric Manager user guide",
+            )
         if most and (link is None or link.active < max(most, link.links)):
             active = link.active if link else 0
             rate = f" of {format_bandwidth(link.rate)}" if link and link.rate else ""
@@ -38,7 +46,7 @@ def look(host: Host, given: Given) -> Iterator[Found]:
 CHECK = Check(
     id="gpu-links",
     severity="warning",
-    title="NVLinks are down, or a PCIe link is narrow",
+    title="NVLinks or their switches are down, or a PCIe link is narrow",
     why="rings go as fast as their narrowest link: with 17 of 18 up, all 8 GPUs lose 1 in 18",
     mend="reseat the board; restart the host",
     source="nvidia-smi documentation, nvlink and PCIe link information",

@@ -26,11 +26,12 @@ def _gpu(gpu: Gpu) -> Iterator[Found]:
             mend="check fans, airflow and inlet temperature, and the power supplies; drain the host meanwhile",
             severity="error",
         )
-    if gpu.clock_limit and gpu.clock_max and gpu.clock_limit < CLOCK_SHARE * gpu.clock_max:
+    # Against the default: some kinds reach more than their default application clock by themselves.
+    if gpu.clock_set and gpu.clock_default and gpu.clock_set < CLOCK_SHARE * gpu.clock_default:
         yield Found(
-            found=f"{name}: application clock {gpu.clock_limit:.0f} of {gpu.clock_max:.0f} MHz",
+            found=f"{name}: application clock {gpu.clock_set:.0f} MHz, its default is {gpu.clock_default:.0f} MHz",
             mend=f"nvidia-smi -i {gpu.index} -rac",
-            why=f"products run up to {gpu.clock_max / gpu.clock_limit:.2f} times slower, and all ranks wait for the slowest",
+            why=f"products run up to {gpu.clock_default / gpu.clock_set:.2f} times slower, and all ranks wait for the slowest",
         )
     if gpu.power_limit and gpu.power_default and gpu.power_limit < POWER_SHARE * gpu.power_default:
         yield Found(

@@ -161,7 +161,8 @@ SMI = """<?xml version="1.0" ?>
   <applications_clocks><graphics_clock>Requested functionality has been deprecated</graphics_clock></applications_clocks>
   <max_clocks><sm_clock>1980 MHz</sm_clock></max_clocks>
   <processes><process_info>
-   <pid>4242</pid><type>C</type><process_name>/opt/bin/python train.py --key=hidden</process_name><used_memory>1024 MiB</used_memory>
+   <pid>4242</pid><type>C</type>
+   <process_name>/opt/bin/python train.py --key=hidden</process_name><used_memory>1024 MiB</used_memory>
   </process_info><process_info>
    <pid>1802</pid><type>G</type><process_name>Xwayland</process_name><used_memory>23 MiB</used_memory>
   </process_info></processes>

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
 
-from paceline.doctor.measure import _measured, run_trial
+from paceline.doctor import run
+from paceline.doctor.measure import Measured, _measured, run_trial
 from paceline.doctor.trials import Side, Trial, trials
 from paceline.errors import WorkerFailed
 from paceline.workers.processes import descendants
@@ -72,3 +74,26 @@ def test_what_nothing_here_reads_is_not_measured() -> None:
     ]
     alone = change(cpu_host(), interfaces=cpu_host().interfaces[:1])
     assert [entry.reason for entry in trials(alone)[1]] == ["there is no second interface with an address"]
+
+
+def test_what_was_measured_before_a_failure_or_ctrl_c_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = _measured(THREADS, [(2.0, 1.0)], [{"threads": 2}, {"threads": 1}])
+    outcomes = iter([WorkerFailed("the ranks with x ended in the middle"), good, KeyboardInterrupt()])
+
+    def stands_in(trial: Trial) -> Measured:
+        outcome = next(outcomes)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    names = ("a", "b", "c", "d")
+    monkeypatch.setattr(run, "run_trial", stands_in)
+    monkeypatch.setattr(run, "trials", lambda host: ([msgspec.structs.replace(THREADS, name=n) for n in names], []))
+    report = run.measured(cpu_host(), run.Report(), lambda text: None)
+    assert report.measured == (good,)
+    reasons = {entry.id: entry.reason for entry in report.not_checked}
+    assert reasons == {
+        "measure a": "the ranks with x ended in the middle",
+        "measure c": "interrupted by Ctrl-C",
+        "measure d": "interrupted by Ctrl-C",
+    }

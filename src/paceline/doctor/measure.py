@@ -21,7 +21,7 @@ import msgspec
 
 from paceline.doctor.trials import PROCS, Side, Trial
 from paceline.errors import PacelineError, WorkerFailed
-from paceline.workers import affinity
+from paceline.workers import affinity, environment
 from paceline.workers.affinity import RankCpus
 from paceline.workers.start import WorkerGroup, plan_here, start
 
@@ -130,7 +130,8 @@ def _start(side: Side, path: Path, on_gpus: bool) -> WorkerGroup:
     env = {
         name: value
         for name, value in os.environ.items()
-        if name not in affinity.THREAD_VARIABLES or name == "OMP_NUM_THREADS"
+        if (name not in affinity.THREAD_VARIABLES or name == "OMP_NUM_THREADS")
+        and not name.startswith(environment.ELASTIC)
     }
     for name, value in side.variables.items():
         if value is None:

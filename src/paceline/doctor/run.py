@@ -121,7 +121,8 @@ def smoke_test(job: Job, report: Report) -> Report:
 
 
 def measured(host: Host, report: Report, say: Say) -> Report:
-    """The report with the A/B of what can be measured here; a trial that fails is listed and the others are kept."""
+    """The report with the A/B of what can be measured here; a trial that fails is listed and the others are kept,
+    and so are those before Ctrl-C."""
     wanted, left = trials(host)
     for trial in wanted:
         say(f"measuring {trial.name}: {trial.a.label} against {trial.b.label}")
@@ -130,6 +131,10 @@ def measured(host: Host, report: Report, say: Say) -> Report:
         except PacelineError as error:
             left.append(NotChecked(id=f"measure {trial.name}", host=host.name, reason=error.message))
             continue
+        except KeyboardInterrupt:
+            rest = wanted[wanted.index(trial) :]
+            left += [NotChecked(id=f"measure {t.name}", host=host.name, reason="interrupted by Ctrl-C") for t in rest]
+            break
         report = report.with_more(measured=[found])
     return report.with_more(not_checked=left)
 

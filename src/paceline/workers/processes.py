@@ -35,7 +35,7 @@ def started(words: Sequence[str], out: Path, log: Path) -> Iterator[subprocess.P
     with out.open("wb") as stdout, log.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-c", _TIED, str(os.getpid()), *words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-            start_new_session=True, env={key: value for key, value in os.environ.items() if key not in hidden},
+            start_new_session=True, env={k: v for k, v in os.environ.items() if k not in hidden and not k.startswith(environment.ELASTIC)},
         )  # fmt: skip
     try:
         yield process

@@ -31,7 +31,7 @@ def _gpu(gpu: Gpu) -> Iterator[Found]:
         yield Found(
             found=f"{name}: application clock {gpu.clock_set:.0f} MHz, its default is {gpu.clock_default:.0f} MHz",
             mend=f"nvidia-smi -i {gpu.index} -rac",
-            why=f"products run up to {gpu.clock_default / gpu.clock_set:.2f} times slower, and all ranks wait for the slowest",
+            why=f"products run up to {gpu.clock_default / gpu.clock_set:.2f} times slower, and all ranks wait for it",
         )
     if gpu.power_limit and gpu.power_default and gpu.power_limit < POWER_SHARE * gpu.power_default:
         yield Found(

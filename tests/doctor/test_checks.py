@@ -8,7 +8,7 @@ import pytest
 
 from paceline.doctor.check import ALL_HOSTS, Check, Given
 from paceline.doctor.examine import Examination, all_checks, examine
-from paceline.doctor.host import Host
+from paceline.doctor.host import Clock, Host, Place
 from tests.doctor.hosts import change, cpu_host, h100_host, healthy_hosts, roce_host, with_folder, with_variables
 from tests.doctor.sick import Sick, job, sick, small_job
 
@@ -78,6 +78,25 @@ def test_differences_between_hosts_come_first_and_errors_before_warnings() -> No
 def test_what_ranks_of_one_host_say_alike_is_said_once() -> None:
     host = with_variables(cpu_host(), NCCL_IB_DISABLE="1")
     assert len(examine(Given(hosts=(host, host))).findings) == 1
+
+
+def test_ranks_of_one_healthy_host_do_not_differ() -> None:
+    """Each rank has its own device and the host's own directories."""
+    host = with_folder(with_folder(h100_host(), "checkpoint", kind="ext4"), "run", kind="ext4")
+    ranks = tuple(
+        change(
+            with_variables(host, CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7", TORCHELASTIC_RUN_ID="x"),
+            place=Place(rank=n, local_rank=n, world_size=8, local_world_size=8),
+            clock=Clock(synchronised=True, offset=0.001 * n),
+        )
+        for n in range(8)
+    )
+    assert examine(Given(hosts=ranks, job=job())).findings == ()
+
+
+def test_variables_that_name_versions_and_places_may_differ() -> None:
+    first = with_variables(h100_host("node1"), NCCL_VERSION="2.29", CUDA_HOME="/usr/local/cuda", TORCH_HOME="/a")
+    assert examine(Given(hosts=(first, h100_host("node2")))).findings == ()
 
 
 def test_roce_counts_as_a_fabric_that_the_variable_takes_away() -> None:

@@ -17,13 +17,17 @@ from paceline.units import format_bandwidth
 TABLE = Path(__file__).with_name("variables.toml")
 
 CAPTURED = (
-    "NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "GLOO_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "CUDA_", "NVIDIA_",
-    "HIP_", "ROCR_", "HSA_", "FI_", "OFI_", "UCX_", "SLURM_JOB_", "PET_", "MASTER_", "GROUP_",
+    "NCCL_", "RCCL_", "TORCH_", "TORCHELASTIC_", "PYTORCH_", "GLOO_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_",
+    "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "FI_", "OFI_", "UCX_", "SLURM_JOB_", "PET_", "MASTER_", "GROUP_",
 )  # fmt: skip
 """What a snapshot keeps of the environment, by prefix; nothing that holds a secret."""
 
-EFFECTS = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "HSA_", "FI_", "NVIDIA_TF32_")
-"""Variables that must be equal on all hosts."""
+EFFECTS = (
+    "NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_DISTRIBUTED_", "TORCH_FR_", "PYTORCH_CUDA_ALLOC", "PYTORCH_ALLOC",
+    "PYTORCH_NO_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_LAUNCH_", "CUDA_DEVICE_", "CUDA_MODULE_", "HSA_", "FI_",
+    "NVIDIA_TF32_",
+)  # fmt: skip
+"""Variables that must be equal on all hosts. Others of the same libraries name versions and places."""
 
 NAMING_FILES = ("NCCL_TOPO_FILE", "NCCL_CONF_FILE")
 

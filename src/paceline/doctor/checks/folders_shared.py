@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from paceline.doctor.check import Check, Found, Given
+from paceline.doctor.check import Check, Found, Given, Skip
 from paceline.doctor.checks.file_system import NETWORK
 from paceline.doctor.host import Host
 
 
 def compare(hosts: Sequence[Host], given: Given) -> Iterator[Found]:
+    if not given.several:
+        raise Skip("one host: its ranks share its directories")
     if given.job is not None and "://" in given.job.checkpoint_place:
         return
     for role in ("run", "checkpoint"):

@@ -7,7 +7,8 @@ from paceline.doctor.differ import differences
 from paceline.doctor.host import Host
 from paceline.doctor.variables import EFFECTS
 
-OWN = ("CUDA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA")
+OWN = ("CUDA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA",
+       "NCCL_VERSION", "NCCL_HOME", "NCCL_ROOT", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_RAS_ADDR")  # fmt: skip
 """May differ: each rank's own, or a name that another check judges on its host."""
 
 

@@ -18,7 +18,7 @@ from paceline.doctor.variables import CAPTURED
 from tests.doctor.hosts import change, h100_host, healthy_hosts, with_variables
 from tests.pool.launch import Completed, Launcher
 
-CLEAN = ("variables", "threads", "timeouts")
+CLEAN = ("variables", "variables-unknown", "threads", "timeouts")
 """Checks that read the environment."""
 
 

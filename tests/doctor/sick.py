@@ -135,6 +135,10 @@ def _variables() -> dict[str, list[Sick]]:
             one(with_variables(cpu, OMP_NUM_THREADS="4", MKL_NUM_THREADS="1"), "torch takes 1"),
             one(with_variables(cpu, OMP_NUM_THREADS="1"), "2 ranks on 8 CPUs compute with 2 of them"),
         ],
+        "variables-unknown": [
+            one(with_variables(cpu, NCCL_SOCKET_IFNAMES="eth0"), "NCCL_SOCKET_IFNAMES=eth0: nothing reads this name"),
+            one(with_variables(cpu, PYTORCH_CUDA_ALLOC_CONFIG="x"), "PYTORCH_CUDA_ALLOC_CONF is one"),
+        ],
         "timeouts": [
             one(with_variables(h100_host(), NCCL_IB_TIMEOUT="25"), "16m 02s", "10m 00s"),
             one(

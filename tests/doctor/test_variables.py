@@ -7,6 +7,7 @@ import re
 import pytest
 
 from paceline.doctor.check import Given
+from paceline.doctor.checks import variables_unknown
 from paceline.doctor.host import Host
 from paceline.doctor.variables import PLACES, Rule, Wrong, matching, table
 from tests.doctor.hosts import change, cpu_host, efa_host, h100_host, healthy_hosts, mi300_host
@@ -142,6 +143,19 @@ def test_every_place_of_the_table_is_one_and_is_used() -> None:
     assert {rule.wrong.where for rule in RULES if rule.wrong.where} == set(PLACES) - {"gpus"} | (
         {"gpus"} & {rule.wrong.where for rule in RULES}
     )
+
+
+def test_every_variable_of_a_rule_is_a_name_that_is_read() -> None:
+    prefixes = ("NCCL_", "TORCH_", "GLOO_", "PYTORCH_", "OMP_", "MKL_", "KMP_")
+    assert {r.name for r in RULES if r.name.startswith(prefixes)} <= set(table().lists["known"])
+
+
+@pytest.mark.parametrize(
+    "name", ["NCCL_FASTRAK_NUM_FLOWS", "NCCL_MIN_P2P_NCHANNELS", "TORCH_HOME", "NCCL_IB_SL", "NCCL_IB_TC"]
+)
+def test_a_name_of_its_own_is_no_slip(name: str) -> None:
+    host = change(cpu_host(), environment={name: "1"})
+    assert list(variables_unknown.look(host, Given(hosts=(host,)))) == []
 
 
 def test_no_healthy_host_breaks_a_rule() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.doctor.capture import capture, files, gpu, nccl_log, network, processor, rdma, system
+from paceline.doctor.check import Given
+from paceline.doctor.examine import examine
 from paceline.doctor.host import PARTS, NvLink, Xid
 from paceline.workers import affinity
 
@@ -179,11 +181,11 @@ def test_a_gpu_is_read_out_of_what_the_driver_s_tool_prints(monkeypatch: pytest.
     }
     monkeypatch.setattr(files, "printed", lambda words, seconds=0.0: printed[words[1]])
     monkeypatch.setattr(gpu, "_pci_gpus", lambda: [("0000:0f:00.0", "nvidia")])
-    gpu._log.cache_clear()
+    gpu._report.cache_clear()
     monkeypatch.setattr(gpu, "_asked", lambda: True)
     [found] = gpu.gpus()
     [process] = gpu.processes()
-    gpu._log.cache_clear()
+    gpu._report.cache_clear()
     assert (process.pid, process.gpu, process.name, process.memory >> 20) == (4242, "GPU-5e2e", "python", 1024)
     assert found.fabric == "Completed"
     assert (found.name, found.uuid, found.bus) == ("NVIDIA H100 80GB HBM3", "GPU-5e2e", "0000:0f:00.0")
@@ -195,6 +197,29 @@ def test_a_gpu_is_read_out_of_what_the_driver_s_tool_prints(monkeypatch: pytest.
     assert (found.pcie_width, found.pcie_width_max, found.pcie_generation, found.pcie_generation_max) == (8, 16, 1, 5)
     assert (found.power_limit, found.power_default, found.utilisation) == (500.0, 700.0, 3.0)
     assert found.nvlink == NvLink(2, 1, 26.562e9)
+
+
+def test_a_driver_that_hangs_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def hangs(words: list[str], seconds: float = 0.0) -> str:
+        asked.append(words)
+        raise files.NotThere("nvidia-smi did not answer within 8 s")
+
+    monkeypatch.setattr(files, "printed", hangs)
+    monkeypatch.setattr(gpu, "_asked", lambda: True)
+    monkeypatch.setattr(gpu, "_pci_gpus", lambda: [("0000:0f:00.0", "nvidia")])
+    gpu._report.cache_clear()
+    host = capture()
+    gpu._report.cache_clear()
+    assert asked == [["nvidia-smi", "-q", "-x"]]
+    assert {name: host.missing[name] for name in ("gpus", "topology", "processes")} == dict.fromkeys(
+        ("gpus", "topology", "processes"), "nvidia-smi did not answer within 8 s"
+    )
+    found = examine(Given(hosts=(host,))).findings
+    assert [f.found for f in found if f.id == "gpu-driver"] == [
+        "the PCI bus shows 1 GPUs, no driver answers: nvidia-smi did not answer within 8 s"
+    ]
 
 
 def test_a_topology_matrix_is_read_as_it_is_drawn() -> None:

@@ -42,8 +42,9 @@ def gpus() -> tuple[Gpu, ...]:
     """
     vendors = {vendor for _, vendor in _pci_gpus()}
     if "nvidia" in vendors or _asked():
+        nodes = _log().findall("gpu")
         links = _nvlinks()
-        return tuple(_gpu(number, node, links) for number, node in enumerate(_log().findall("gpu")))
+        return tuple(_gpu(number, node, links) for number, node in enumerate(nodes))
     return amd.gpus() if "amd" in vendors else ()
 
 
@@ -61,13 +62,23 @@ def _pci_gpus() -> list[tuple[str, str]]:
     return found
 
 
-@cache
 def _log() -> ElementTree.Element:
-    """The driver's own report. Raises NotThere."""
+    """The driver's own report, asked for once: a driver that hangs would hold each probe for as long. Raises NotThere."""
+    found = _report()
+    if isinstance(found, str):
+        raise files.NotThere(found)
+    return found
+
+
+@cache
+def _report() -> ElementTree.Element | str:
+    """The report, or why there is none."""
     try:
         return ElementTree.fromstring(files.printed(["nvidia-smi", "-q", "-x"], SMI_SECONDS))
+    except files.NotThere as error:
+        return str(error)
     except ElementTree.ParseError as error:
-        raise files.NotThere(f"nvidia-smi -q -x is no XML: {error}") from None
+        return f"nvidia-smi -q -x is no XML: {error}"
 
 
 def _gpu(index: int, node: ElementTree.Element, links: dict[int, NvLink]) -> Gpu:
@@ -205,6 +216,7 @@ def topology() -> dict[str, dict[str, str]]:
     """
     if not _asked():
         return {}
+    _log()
     return parse_topology(files.printed(["nvidia-smi", "topo", "-m"], SMI_SECONDS))
 
 

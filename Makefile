@@ -43,3 +43,5 @@ gpu-check: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m paceline.job.reference docs/guide
+	$(BIN)/python -m paceline.doctor.reference docs/guide/doctor.md
+	$(BIN)/python -m tests.doctor.table docs/guide/doctor.md

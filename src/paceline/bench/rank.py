@@ -22,6 +22,9 @@ from paceline.workers.rendezvous import World, join, leave
 COLLECTIVE_SECONDS = 240.0
 """After this a collective gives up; on a slow link the largest sizes take seconds."""
 
+START_SECONDS = 300.0
+"""All ranks must have come by then."""
+
 BLOCK_SECONDS = 0.003
 """Calls are timed in blocks of about this length: the ranks leave the barrier before it some 10 us apart."""
 
@@ -62,7 +65,9 @@ def joined() -> Iterator[Rank]:
 @contextmanager
 def joined_with(options: dict[str, Any], tell: Tell) -> Iterator[Rank]:
     """This process as one of the ranks that a launcher started; rank 0 alone calls `tell`."""
-    world = join(COLLECTIVE_SECONDS, device_type=options.get("device"))
+    seconds = float(options.get("collective_seconds", COLLECTIVE_SECONDS))
+    patience = float(options.get("start_seconds", START_SECONDS))
+    world = join(seconds, start_timeout=patience, device_type=options.get("device"))
     try:
         yield Rank(world, options, tell if world.rank == 0 else lambda record: None)
     finally:

@@ -32,6 +32,7 @@ PROGRAMS = {
     "context-memory": ["benchmarks.context_memory"],
     "command_start": ["benchmarks.command_start"],
     "checkpoint_save": ["benchmarks.checkpoint_save"],
+    "bench_collectives": ["benchmarks.bench_collectives"],
 }
 LIMIT_SECONDS = 1200.0
 BUSY_LOAD = 0.5

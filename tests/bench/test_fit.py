@@ -18,8 +18,8 @@ def rows(times: dict[int, float], spread: float = 0.0) -> list[Row]:
     """Rows of an all-reduce on 2 ranks with these seconds."""
     made = []
     for size, seconds in times.items():
-        samples = [seconds * (1 - spread), seconds, seconds * (1 + spread)]
-        made.append(make_row(Point("all_reduce", size, size // 4), "in_node", 2, 1, "fp32", samples, 0))
+        rounds = [[seconds * (1 - spread)], [seconds], [seconds * (1 + spread)]]
+        made.append(make_row(Point("all_reduce", size, size // 4), "in_node", 2, 1, "fp32", rounds, 0))
     return made
 
 

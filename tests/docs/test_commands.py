@@ -21,10 +21,19 @@ SHORT = ["run.steps=5", "run.log_every=2", "data.eval_sequences=8", "data.source
 """Added to every training command: what is proven is that it runs, not what it learns. The text is a small one."""
 
 COMMAND_BLOCKS = [(path, block) for path in documents() for block in blocks(path, "sh")]
-HELP_EXAMPLES = [
-    (name, line.strip())
+MODULES = {
+    (name, *sub): importlib.import_module(module)
     for name in cli.COMMANDS
-    for line in importlib.import_module(f"paceline.cli.{name}").EXAMPLE.splitlines()[1:]
+    for command in [importlib.import_module(f"paceline.cli.{name}")]
+    for sub, module in [
+        ((), f"paceline.cli.{name}"),
+        *(((word,), module) for word, (module, _) in getattr(command, "SUBCOMMANDS", {}).items()),
+    ]
+}
+"""Each command, and each measurement of one that has several, by its words."""
+
+HELP_EXAMPLES = [
+    (words, line.strip()) for words, module in MODULES.items() for line in module.EXAMPLE.splitlines()[1:]
 ]
 
 
@@ -101,21 +110,23 @@ def test_every_command_in_a_document_is_understood(
 
 @pytest.mark.parametrize(("name", "line"), HELP_EXAMPLES, ids=[line for _, line in HELP_EXAMPLES])
 def test_every_example_in_a_help_text_is_understood(
-    name: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = shlex.split(line)
     words = words[words.index("paceline") + 1 :]
-    assert words[0] == name
+    assert tuple(words[: len(name)]) == name
     _understood(words, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_the_help_of_each_command_has_an_example_of_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", MODULES, ids=" ".join)
+def test_the_help_of_each_command_has_an_example_of_it(
+    name: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main([name, "--help"])
+        cli.main([*name, "--help"])
     printed = capsys.readouterr().out
     assert ended.value.code == 0
-    assert f"paceline {name} " in printed.partition("example:")[2]
+    assert f"paceline {' '.join(name)}" in printed.partition("example:")[2]
 
 
 def test_the_quick_start_and_the_overview_name_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +142,7 @@ def _understood(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
     """The command parses with its real parser, and its keys and their values are those of the job."""
     if words[0].startswith("-"):
         return
-    module = importlib.import_module(f"paceline.cli.{words[0]}")
+    module = MODULES.get(tuple(words[:2])) or MODULES[(words[0],)]
     seen: list[object] = []
     monkeypatch.setattr(module, "run", lambda args: seen.append(args) or 0)
     assert cli.main(words) == 0, capsys.readouterr().err

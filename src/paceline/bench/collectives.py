@@ -17,8 +17,10 @@ from paceline.bench.ranks import Told, check_procs, collect, command_line, defau
 from paceline.bench.remarks import Remark
 from paceline.bench.rows import Row, newest, row_of
 from paceline.bench.sweep import MAX_BYTES, Options, check_memory, sizes
+from paceline.bench.transport import Transport, about_transport
 from paceline.cluster import measured as cluster_file
 from paceline.cluster.measured import Collectives, Fit
+from paceline.cluster.ports import RdmaPort
 from paceline.cluster.probe import Host, available_memory_bytes, probe_host
 from paceline.cluster.spec import node_link
 from paceline.errors import PacelineError, UsageError
@@ -108,6 +110,7 @@ def _measured(options: Options, told: Told, host: Host, baseline: dict[str, Any]
         *remarks.about_backend(about, rows),
         *remarks.wrong_results(rows),
         *(remarks.against_link(rows, node_link(host.device_name), host.device_name) if about.get("nccl") else ()),
+        *about_transport(_transport(by_kind), msgspec.convert(about.get("ports", []), list[RdmaPort]), rows),
         *(remarks.against_baseline(rows, baseline) if baseline is not None else ()),
     ]
     pairs = by_kind.get("pair", [])
@@ -117,6 +120,11 @@ def _measured(options: Options, told: Told, host: Host, baseline: dict[str, Any]
         error=kept(told.error, len(rows)) if told.error is not None else None,
         date=datetime.now(UTC).isoformat(timespec="seconds"), command=command_line(),
     )  # fmt: skip
+
+
+def _transport(by_kind: dict[str, list[dict[str, Any]]]) -> Transport | None:
+    told = by_kind.get("transport")
+    return msgspec.convert(told[0], Transport) if told else None
 
 
 class _Listener:

@@ -15,7 +15,9 @@ from paceline.bench.place import Place, node_names
 from paceline.bench.rank import Rank, Timer, clock, joined, meet
 from paceline.bench.rows import make_row
 from paceline.bench.sweep import ELEMENT_BYTES, Options, Point, check_memory, points, sizes
+from paceline.bench.transport import read_log
 from paceline.cluster.measured import ACROSS_NODES, IN_NODE, TierName
+from paceline.cluster.ports import rdma_ports
 from paceline.cluster.probe import available_memory_bytes
 from paceline.parallel.collectives import gather_objects
 from paceline.parallel.strategy import CollectiveKind
@@ -32,6 +34,13 @@ class Tier(NamedTuple):
     members: list[int]
     nodes: int
     group: dist.ProcessGroup
+    everyone: list[list[int]]
+    """The members of all groups of this tier, this rank's among them: every rank makes every group."""
+
+    def fresh_group(self) -> dist.ProcessGroup:
+        """This rank's group once more, with new connections."""
+        made = [dist.new_group(members) for members in self.everyone]
+        return made[self.everyone.index(self.members)]
 
 
 def options_of(record: dict[str, Any]) -> Options:
@@ -56,24 +65,30 @@ def program(rank: Rank) -> None:
             _sweep_one(rank, options, tier, kind)
     if options.pairs:
         _pairs(rank, options, places)
+    transport = read_log(rank.nccl_log)
+    if transport is not None:
+        rank.tell({"kind": "transport", **msgspec.to_builtins(transport)})
 
 
 def _sweep_one(rank: Rank, options: Options, tier: Tier, kind: CollectiveKind) -> None:
-    """All sizes of one collective on one tier, in rounds."""
+    """All sizes of one collective on one tier, in rounds, each with buffers and (on CPUs) connections of its own.
+
+    Where buffers lie and how a connection grew costs or saves some percent for as long as they live: a sweep that draws
+    them several times says what the next run will see.
+    """
     wanted = _points(kind, tier, options)
-    if not wanted:
-        return
-    exchange = Exchange(kind, wanted[-1], tier.members, tier.group, TYPES[options.dtype], rank.world.device)
     timers: dict[Point, Timer] = {}
     wrong: dict[Point, int] = {}
-    for number in range(ROUNDS):
+    for number in range(ROUNDS if wanted else 0):
+        group = tier.fresh_group() if rank.backend == "gloo" else tier.group
+        exchange = Exchange(kind, wanted[-1], tier.members, group, TYPES[options.dtype], rank.world.device)
         for point in wanted:
             beat(0, f"measuring {kind} of {point.size_bytes} bytes")
             call = exchange.at(point)
             if point not in timers:
                 timers[point] = Timer(call, rank.world.device, options.warmup)
             timer = timers[point]
-            timer.call = call
+            timer.renew(call, options.warmup)
             blocks = timer.blocks(options.iterations, options.seconds)
             timer.round(blocks * (number + 1) // ROUNDS - blocks * number // ROUNDS)
             final = number == ROUNDS - 1
@@ -81,8 +96,10 @@ def _sweep_one(rank: Rank, options: Options, tier: Tier, kind: CollectiveKind) -
                 continue
             if point not in wrong:
                 wrong[point] = _wrong(exchange, point)
-            row = make_row(point, tier.name, len(tier.members), tier.nodes, options.dtype, timer.samples, wrong[point])
+            row = make_row(point, tier.name, len(tier.members), tier.nodes, options.dtype, timer.rounds, wrong[point])
             rank.tell({"kind": "row", "final": final, **msgspec.structs.asdict(row)})
+        if group is not tier.group:
+            dist.destroy_process_group(group)
 
 
 def _wrong(exchange: Exchange, point: Point) -> int:
@@ -112,9 +129,10 @@ def _tiers(places: list[Place], options: Options) -> list[Tier]:
         # Every rank makes every group.
         groups = {name: world if len(nodes) == 1 else dist.new_group(members) for name, members in nodes.items()}
         own = places[dist.get_rank()].node
-        found.append(Tier(IN_NODE, nodes[own], 1, groups[own]))
+        found.append(Tier(IN_NODE, nodes[own], 1, groups[own], list(nodes.values())))
     if len(nodes) > 1:
-        found.append(Tier(ACROSS_NODES, [place.rank for place in places], len(nodes), world))
+        ranks = [place.rank for place in places]
+        found.append(Tier(ACROSS_NODES, ranks, len(nodes), world, [ranks]))
     return [tier for tier in found if not options.tiers or tier.name in options.tiers]
 
 
@@ -143,6 +161,7 @@ def _about(rank: Rank, places: list[Place]) -> dict[str, Any]:
         "kind": "about", "backend": rank.backend, "torch": torch.__version__, "nccl": nccl,
         "python": platform.python_version(), "nodes": len(node_names(places)),
         "ranks": [place._asdict() for place in places], "threads": torch.get_num_threads(),
+        "ports": msgspec.to_builtins(rdma_ports()),
         "cpu_affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
     }  # fmt: skip
 

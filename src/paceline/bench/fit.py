@@ -17,16 +17,23 @@ from paceline.cluster.measured import LARGE_BYTES, Fit, Piece
 WANTED_ERROR = 0.07
 """Relative residual above which a piece is cut in two."""
 
+DRAWS = 3.0
+"""A median of four rounds has about the variance of a mean of three."""
+
 MIN_PIECE = 3
 MAX_PIECES = 4
 
 
+INSIDE = 1.645
+"""Standard deviations within which 9 of 10 draws of a normal distribution are."""
+
+
 class Sample(NamedTuple):
-    """A size and its seconds per call, with their relative spread."""
+    """A size and its seconds per call, with the relative standard deviation of a median of few rounds."""
 
     size_bytes: int
     seconds: float
-    spread: float = 0.0
+    drift: float = 0.0
 
 
 def fits_of(rows: Sequence[Row]) -> list[Fit]:
@@ -39,15 +46,15 @@ def fits_of(rows: Sequence[Row]) -> list[Fit]:
 
 def fit_rows(rows: Sequence[Row]) -> Fit:
     """The fit of one collective on one tier."""
-    samples = sorted(Sample(row.size_bytes, row.seconds, row.spread) for row in rows)
+    samples = sorted(Sample(row.size_bytes, row.seconds, row.drift) for row in rows)
     cuts = best_cuts(samples)
     pieces = pieces_of(samples, cuts)
-    errors = list(zip(samples, stated_errors(samples, cuts), strict=True))
+    off = list(zip(samples, left_out(samples, cuts), strict=True))
+    large = [one for one in off if one[0].size_bytes >= LARGE_BYTES]
     return Fit(
         collective=rows[0].collective, tier=rows[0].tier, ranks=rows[0].ranks, nodes=rows[0].nodes,
         latency_seconds=pieces[0].latency_seconds, bytes_per_second=pieces[-1].bytes_per_second,
-        relative_error=max((e for s, e in errors if s.size_bytes >= LARGE_BYTES), default=None),
-        small_relative_error=max((e for s, e in errors if s.size_bytes < LARGE_BYTES), default=None),
+        relative_error=stated_error(large), small_relative_error=stated_error([one for one in off if one not in large]),
         min_bytes=samples[0].size_bytes, max_bytes=samples[-1].size_bytes, pieces=pieces,
     )  # fmt: skip
 
@@ -118,16 +125,26 @@ def pieces_of(samples: Sequence[Sample], cuts: Sequence[int]) -> tuple[Piece, ..
     return tuple(found)
 
 
-def stated_errors(samples: Sequence[Sample], cuts: Sequence[int]) -> list[float]:
-    """For each size how far a repeat may be off the fit: its residual were it left out of the fit, and the spread."""
+def left_out(samples: Sequence[Sample], cuts: Sequence[int]) -> list[float]:
+    """Relative residual of each size where the fit is made without it, if its piece has enough others."""
     found = []
     for begin, end in zip(cuts, [*cuts[1:], len(samples)], strict=True):
         piece = list(samples[begin:end])
         for index, sample in enumerate(piece):
             others = piece[:index] + piece[index + 1 :] if len(piece) > MIN_PIECE else piece
-            off = abs(residuals([sample], *line(others))[0])
-            found.append(math.hypot(off, sample.spread))
+            found.append(abs(residuals([sample], *line(others))[0]))
     return found
+
+
+def stated_error(off: Sequence[tuple[Sample, float]]) -> float | None:
+    """How far a repeat, or a size between, may be off: within it are 9 of 10, were what is seen here drawn anew.
+
+    A size is off by its residual and by the drift of both medians, the fit's and the repeat's.
+    """
+    if not off:
+        return None
+    squares = [residual**2 + 2 * sample.drift**2 / DRAWS for sample, residual in off]
+    return INSIDE * math.sqrt(sum(squares) / len(squares))
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:

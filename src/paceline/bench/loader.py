@@ -47,7 +47,12 @@ def measure(
     resolved = resolve_here(job)
     run = measured_rate(job, resolved.layout.world_size)
     given = {"words": list(words), "workers": list(workers), "seconds": seconds}
-    told = collect(MODULE, given, resolved.layout.world_size, tell=lambda record: say(line(record)))
+    told = collect(
+        MODULE,
+        given,
+        resolved.layout.world_size,
+        tell=lambda record: say(line(record)) if record["kind"] == "row" else None,
+    )
     if told is None:
         return None
     result = result_of("loader", told)
@@ -105,8 +110,6 @@ def verdicts(rows: Sequence[dict[str, Any]], need: Need) -> list[Remark]:
 
 def line(row: dict[str, Any]) -> str:
     """One row in words."""
-    if row.get("kind", "row") != "row":
-        return ""
     return (
         f"{row['workers']} loader processes a rank: {row['batches_per_second']:.0f} micro-batches/s, "
         f"{format_count(row['tokens_per_second'])} tokens/s, first batch after {format_seconds(row['first_batch_seconds'])}"

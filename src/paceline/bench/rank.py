@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.bench.ranks import Tell
+from paceline.bench.transport import log_to_file
 from paceline.workers.heartbeat import beat
 from paceline.workers.rendezvous import World, join, leave
 
@@ -39,6 +41,7 @@ class Rank:
     world: World
     options: dict[str, Any]
     tell: Tell
+    nccl_log: Path | None = None
 
     @property
     def backend(self) -> str:
@@ -65,13 +68,16 @@ def joined() -> Iterator[Rank]:
 @contextmanager
 def joined_with(options: dict[str, Any], tell: Tell) -> Iterator[Rank]:
     """This process as one of the ranks that a launcher started; rank 0 alone calls `tell`."""
+    log = log_to_file(os.environ) if torch.cuda.is_available() else None
     seconds = float(options.get("collective_seconds", COLLECTIVE_SECONDS))
     patience = float(options.get("start_seconds", START_SECONDS))
     world = join(seconds, start_timeout=patience, device_type=options.get("device"))
     try:
-        yield Rank(world, options, tell if world.rank == 0 else lambda record: None)
+        yield Rank(world, options, tell if world.rank == 0 else lambda record: None, log)
     finally:
         leave(world)
+        if log is not None:
+            log.unlink(missing_ok=True)
 
 
 def synchronise(device: torch.device) -> None:
@@ -111,13 +117,22 @@ class Timer:
     """Times one call of all ranks in blocks, in one or several rounds; the same number of calls on all ranks."""
 
     def __init__(self, call: Callable[[], None], device: torch.device, warmup: int) -> None:
-        self.call = call
         self._device = device
-        for _ in range(max(0, warmup - 1)):
-            call()
+        self.rounds: list[list[float]] = []
+        self.renew(call, max(0, warmup - 1))
         self.estimate = slowest([self._block(1)])[0]
         self.calls = max(1, min(MAX_CALLS, math.ceil(BLOCK_SECONDS / max(self.estimate, 1e-9))))
-        self.samples: list[float] = []
+
+    @property
+    def samples(self) -> list[float]:
+        """Seconds per call of every block so far."""
+        return [seconds for one in self.rounds for seconds in one]
+
+    def renew(self, call: Callable[[], None], warmup: int) -> None:
+        """Go on with another call of the same kind, on other buffers."""
+        self.call = call
+        for _ in range(warmup):
+            call()
 
     def blocks(self, wanted: int, seconds: float) -> int:
         """How many blocks there are to be, so that they take at most `seconds`."""
@@ -125,7 +140,8 @@ class Timer:
 
     def round(self, blocks: int) -> None:
         """Time `blocks` blocks; every rank then knows the slowest rank's seconds per call of each."""
-        self.samples += slowest([self._block(self.calls) for _ in range(blocks)])
+        if blocks:
+            self.rounds.append(slowest([self._block(self.calls) for _ in range(blocks)]))
 
     def _block(self, calls: int) -> float:
         beat(0, "measuring")

@@ -20,7 +20,8 @@ class Row(msgspec.Struct, frozen=True):
     """One size of one collective on one tier.
 
     `time_us` is the median over blocks of back-to-back calls, per call, of the slowest rank; `spread` half the distance of
-    its quartiles as a share of it. Bandwidths in GB/s (10^9). `wrong` counts wrong elements on all ranks.
+    its quartiles as a share of it, `drift` how far the medians of whole rounds are apart: their standard deviation as a
+    share. Bandwidths in GB/s (10^9). `wrong` counts wrong elements on all ranks.
     """
 
     collective: CollectiveKind
@@ -34,6 +35,7 @@ class Row(msgspec.Struct, frozen=True):
     nodes: int
     time_us: float
     spread: float
+    drift: float
     trials: int
     algorithm_bandwidth: float
     bus_bandwidth: float
@@ -51,15 +53,16 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def make_row(
-    point: Point, tier: TierName, ranks: int, nodes: int, dtype: str, samples: Sequence[float], wrong: int
+    point: Point, tier: TierName, ranks: int, nodes: int, dtype: str, rounds: Sequence[Sequence[float]], wrong: int
 ) -> Row:
-    """The row of a point from seconds per call, one per block."""
+    """The row of a point from seconds per call, one per block, by round."""
+    samples = [seconds for one in rounds for seconds in one]
     seconds = statistics.median(samples)
     rate = point.size_bytes / seconds / GB
     return Row(
         collective=point.collective, tier=tier, size_bytes=point.size_bytes, count=point.count, type=TYPE_NAMES[dtype],
         redop="sum" if point.collective in REDUCING else "none", root=0 if point.collective in ROOTED else -1,
-        ranks=ranks, nodes=nodes, time_us=seconds * 1e6, spread=spread_of(samples), trials=len(samples),
+        ranks=ranks, nodes=nodes, time_us=seconds * 1e6, spread=spread_of(samples), drift=drift_of(rounds), trials=len(samples),
         algorithm_bandwidth=rate, bus_bandwidth=rate * bus_factor(point.collective, ranks), wrong=wrong,
         in_place=point.collective in ("all_reduce", "broadcast"),
     )  # fmt: skip
@@ -71,6 +74,12 @@ def spread_of(samples: Sequence[float]) -> float:
         return 0.0
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
     return (high - low) / 2 / middle
+
+
+def drift_of(rounds: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of the rounds' medians over their median; 0 of fewer than two rounds."""
+    medians = [statistics.median(one) for one in rounds if one]
+    return statistics.stdev(medians) / statistics.median(medians) if len(medians) > 1 else 0.0
 
 
 def row_of(record: dict[str, Any]) -> Row:

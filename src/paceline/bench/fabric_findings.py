@@ -73,7 +73,7 @@ def findings_of(study: Study) -> list[Finding]:
     return [
         *_loss_findings(study, losing),
         *_slow_findings(study, slower),
-        *(_uplink_finding(study, uplink) for uplink in uplinks(study) if uplink.factor >= OVERSUBSCRIBED),
+        *(_uplink_finding(study, uplink) for uplink in uplinks(study) if uplink.factor - uplink.error >= OVERSUBSCRIBED),
     ]
 
 
@@ -130,7 +130,7 @@ def _carried(study: Study, across: Across, leaving: bool) -> tuple[float, float]
     own = math.hypot(*errors) / len(errors)
     spread = statistics.stdev(sums) / math.sqrt(len(sums)) if len(sums) > 1 else 0.0
     alone = max((seen.bytes_per_second for seen in study.alone if crosses(seen)), default=0.0)
-    return max(statistics.mean(sums), alone), max(own, spread)
+    return max(statistics.median(sums), alone), max(own, spread)
 
 
 def _link(study: Study) -> tuple[float, float]:

@@ -126,12 +126,11 @@ def _accepted(listener: socket.socket, side: Side, group: WorkerGroup) -> socket
 
 
 def _start(side: Side, path: Path, on_gpus: bool) -> WorkerGroup:
-    # Where a variable of another library is set, it would win over the one that is measured.
+    # One setting at a time: each rank has its share of threads unless they are what is measured.
     env = {
         name: value
         for name, value in os.environ.items()
-        if (name not in affinity.THREAD_VARIABLES or name == "OMP_NUM_THREADS")
-        and not name.startswith(environment.ELASTIC)
+        if name not in affinity.THREAD_VARIABLES and not name.startswith(environment.ELASTIC)
     }
     for name, value in side.variables.items():
         if value is None:

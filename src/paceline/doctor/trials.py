@@ -71,7 +71,7 @@ def _variable(name: str, value: str, on_gpus: bool) -> Trial:
     return Trial(
         name=name,
         a=Side(label=f"{name}={value}", variables={name: value}, shows=value.upper() if debug else ""),
-        b=Side(label="unset", variables={name: None}),
+        b=Side(label="unset", variables={name: None}, shows="OFF" if debug else ""),
         on_gpus=on_gpus,
         reports="debug" if debug else "",
     )

@@ -36,7 +36,7 @@ def bare(kind: str, size_bytes: int) -> Callable[[], Any]:
 
 
 def exchange(sent: torch.Tensor, received: torch.Tensor, peer: int) -> None:
-    works = [dist.isend(sent, peer), dist.irecv(received, peer)]
+    works = [dist.irecv(received, peer), dist.isend(sent, peer)]
     for work in works:
         if work is not None:
             work.wait()
@@ -61,7 +61,7 @@ def program(rank: Rank) -> None:
         for size in rank.options["sizes"]:
             (point,) = points(kind, [size], len(ranks), 4)
             bench = Exchange(kind, point, ranks, group, torch.float32, rank.world.device).at(point)
-            timer = Timer(bench, rank.world.device, warmup=5)
+            timer = Timer(bench, rank.world.device, warmup=5, iterations=CALLS, seconds=1.0)
             plain = bare(kind, point.size_bytes)
             bare_seconds(plain, 5)
             found: dict[str, list[float]] = {"bench": [], "bare": []}
@@ -69,7 +69,7 @@ def program(rank: Rank) -> None:
                 for side in ("bench", "bare") if first_goes_first(pair) else ("bare", "bench"):
                     if side == "bench":
                         timer.rounds = []
-                        timer.round(max(1, CALLS // timer.calls))
+                        timer.round()
                         found[side].append(sum(timer.samples) / len(timer.samples))
                     else:
                         found[side].append(bare_seconds(plain, max(CALLS, timer.calls)))

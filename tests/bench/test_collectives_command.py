@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -57,7 +56,8 @@ def test_rows_fits_saved_cluster_and_baseline_of_one_sweep(launch: Launcher) -> 
     assert chosen["collectives"] and all(c["seconds"] > 0 and c["tier"] == "in_node" for c in chosen["collectives"])
     _doctored(launch.folder / "before.json", 0.5, "2026-01-02")
     again = bench(launch, *SHORT, "--collectives", "all_reduce", "--baseline", "before.json")
-    assert "slower than on 2026-01-02" in again.stdout
+    assert "slower than on 2026-01-02" in again.stdout and "say nothing about NCCL" in again.stdout
+    assert "# Out of bounds values : 0 OK" in again.stdout
     # A slower machine is no failure of the command.
     assert again.returncode == 0
 
@@ -72,30 +72,12 @@ def _doctored(path: Path, factor: float, date: str) -> None:
     path.write_text(json.dumps(stored))
 
 
-def test_text_csv_and_markdown_are_the_same_rows(launch: Launcher) -> None:
-    few = [*SHORT, "--collectives", "all_gather", "--dtype", "bf16"]
-    text = bench(launch, *few)
-    head = next(line for line in text.stdout.splitlines() if "redop" in line)
-    measured = ["time", "algbw", "busbw", "#wrong"]
-    assert head.split() == ["#", "size", "count", "type", "redop", "root", *measured, *measured]
-    rows = [line.split() for line in text.stdout.splitlines() if line and not line.startswith("#")]
-    assert [row[0] for row in rows] == ["1024", "4096", "16384", "65536"]
-    assert all(row[1:5] == [str(int(row[0]) // 4), "bfloat16", "none", "-1"] and row[8] == "0" for row in rows)
-    assert all(row[9:] == ["N/A"] * 4 for row in rows)
-    assert "# Out of bounds values : 0 OK" in text.stdout and "# Avg bus bandwidth" in text.stdout
-    assert "say nothing about NCCL" in text.stdout
-    as_csv = list(csv.DictReader(bench(launch, *few, "--csv").stdout.splitlines()))
-    assert [row["size_bytes"] for row in as_csv] == ["1024", "4096", "16384", "65536"]
-    markdown = bench(launch, *few, "--markdown").stdout.splitlines()
-    assert len(markdown) == 6 and markdown[2].startswith("| all_gather | in_node | 2 | 1.00 KiB |")
-
-
 def begun(launch: Launcher, *more: str) -> Running:
     """A sweep that would take minutes, with a few rows measured."""
     running = launch.start(
-        ["bench", "collectives", "--procs", "2", "--max", "1MiB", "--iterations", "4000", "--seconds", "30s", *more]
+        ["bench", "collectives", "--procs", "2", "--max", "1MiB", "--iterations", "400", "--seconds", "30s", *more]
     )
-    running.until("[2/", timeout=40)
+    running.until("[2/", timeout=60)
     return running
 
 

@@ -18,7 +18,7 @@ def rows(times: dict[int, float], spread: float = 0.0) -> list[Row]:
     """Rows of an all-reduce on 2 ranks with these seconds."""
     made = []
     for size, seconds in times.items():
-        rounds = [[seconds * (1 - spread)], [seconds], [seconds * (1 + spread)]]
+        rounds = [[seconds * factor] for factor in (1 - spread, 1 - spread / 2, 1 + spread / 2, 1 + spread)]
         made.append(make_row(Point("all_reduce", size, size // 4), "in_node", 2, 1, "fp32", rounds, 0))
     return made
 

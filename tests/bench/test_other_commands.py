@@ -25,22 +25,20 @@ def document(done: Completed) -> dict[str, Any]:
 
 
 def test_compute_gives_curves_over_size_and_type(launch: Launcher) -> None:
-    words = ["bench", "compute", "--procs", "2", "--seconds", "20ms", "--iterations", "4", "--json", "--save", "c.toml"]
+    short = ["--procs", "2", "--seconds", "20ms", "--iterations", "4", "--dtypes", "fp32"]
+    words = ["bench", "compute", *short, "--json", "--save", "c.toml"]
     done = launch(words, timeout=100)
     assert done.returncode == 0, done.stderr
     rows = document(done)["rows"]
     made = {(row["operation"], row["dtype"]) for row in rows}
-    assert made == {(o, d) for o in ("matmul", "attention") for d in ("fp32", "bf16")} | {
-        ("copy", "bytes"),
-        ("launch", "fp32"),
-    }
+    assert made == {("matmul", "fp32"), ("attention", "fp32"), ("copy", "bytes"), ("launch", "fp32")}
     for row in rows:
         if row["operation"] == "matmul":
             assert row["flop_per_second"] == pytest.approx(2 * row["size"] ** 3 / (row["time_us"] * 1e-6))
             # Between a small share of one core and more than any processor has.
             assert 1e8 < row["flop_per_second"] < 1e16
     compute = load_measured(launch.folder / "c.toml").compute
-    assert compute is not None and [len(curve.sizes) for curve in compute.curves] == [5] * 4
+    assert compute is not None and [len(curve.sizes) for curve in compute.curves] == [5] * 2
     assert list(curves(rows)) == list(compute.curves)
     assert compute.memory_bytes_per_second > 1e8 and 0 < compute.launch_seconds < 0.1
 
@@ -83,7 +81,7 @@ def test_a_place_that_was_not_there_is_not_there_afterwards(launch: Launcher) ->
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["storage", "--dir", "file"], 78, "cannot use"),
+        (["storage", "--dir", "file"], 78, "file is a file"),
         (["storage", "--size", "900TiB"], 79, "free, and the ranks' files need"),
         (["storage", "--dir", "s3://bucket"], 2, "no folder"),
         (["compute", "--dtypes", "fp8"], 2, "there is no type 'fp8'"),
@@ -103,9 +101,10 @@ def test_bad_input_is_one_clear_line(launch: Launcher, words: list[str], code: i
 def test_loader_is_held_against_what_the_devices_take(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("All happy families are alike. " * 4000)
     words = [
-        "data.source=text.txt", "data.tokenizer=bytes", "data.sequence_length=64", "batch.global_batch=8", "--procs", "2",
+        "data.source=text.txt", "data.tokenizer=bytes", "data.sequence_length=64", "batch.global_batch=8",
+        "data.eval_fraction=0", "--procs", "2", "--workers", "0,1", "--seconds", "300ms", "--json",
     ]  # fmt: skip
-    done = launch(["bench", "loader", *words, "--workers", "0,1", "--seconds", "300ms", "--json"], timeout=100)
+    done = launch(["bench", "loader", *words], timeout=100, env={"XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     told = document(done)
     assert [row["workers"] for row in told["rows"]] == [0, 1]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.bench.remarks import about_backend, against_baseline, against_link, matched, wrong_results
+from paceline.bench.remarks import about_backend, against_baseline, against_link, busy, matched, wrong_results
 from paceline.bench.rows import GB, Row, make_row
 from paceline.bench.sweep import Point
 from paceline.cluster.spec import node_link
@@ -77,6 +77,12 @@ def test_changes_within_the_spread_or_of_something_else_are_none() -> None:
 def test_wrong_elements_are_a_problem_with_their_size() -> None:
     (remark,) = wrong_results([all_reduce(1.0), all_reduce(1.0, 2 * GiB, wrong=3)])
     assert remark.problem and "all_reduce of 2.00 GiB (in_node) gave 3 wrong elements" in remark.message
+
+
+def test_a_busy_machine_is_named_and_an_idle_one_is_not() -> None:
+    (remark,) = busy(9.5, 2)
+    assert "9.5 processes ran or waited on this host's 2 CPUs" in remark.message and not remark.problem
+    assert busy(0.9, 2) == []
 
 
 def test_gloo_is_named_as_what_it_is_and_nccl_is_not() -> None:

@@ -32,9 +32,7 @@ MODULES = {
 }
 """Each command, and each measurement of one that has several, by its words."""
 
-HELP_EXAMPLES = [
-    (words, line.strip()) for words, module in MODULES.items() for line in module.EXAMPLE.splitlines()[1:]
-]
+HELP_EXAMPLES = [(words, line.strip()) for words, module in MODULES.items() for line in module.EXAMPLE.splitlines()[1:]]
 
 
 @pytest.mark.limit(400)

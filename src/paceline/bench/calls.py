@@ -139,8 +139,9 @@ class Exchange:
     def _shift(self, sent: Tensor, received: Tensor) -> None:
         """Every rank sends to the next one and receives from the one before, at once, as nccl-tests' sendrecv does."""
         following, before = (self.members[(self.rank + step) % len(self.members)] for step in (1, -1))
+        # Over Gloo the receive must be asked for first: else both directions may take turns on a slow link (docs/log.md).
         works = dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, sent, following, self.group), dist.P2POp(dist.irecv, received, before, self.group)]
+            [dist.P2POp(dist.irecv, received, before, self.group), dist.P2POp(dist.isend, sent, following, self.group)]
         )
         for work in works:
             work.wait()

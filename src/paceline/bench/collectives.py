@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -96,17 +97,21 @@ def measure(
             check_memory(options, procs, procs, "gloo", available_memory_bytes())
         elif procs <= host.devices:
             check_memory(options, procs, 1, "nccl", host.device_memory_bytes)
+    load = os.getloadavg()[0]
     told = collect(MODULE, given, procs or 0, tell=listener)
-    return None if told is None else _measured(options, told, host, baseline)
+    return None if told is None else _measured(options, told, host, baseline, remarks.busy(load, host.cores))
 
 
-def _measured(options: Options, told: Told, host: Host, baseline: dict[str, Any] | None) -> Measured:
+def _measured(
+    options: Options, told: Told, host: Host, baseline: dict[str, Any] | None, before: list[Remark]
+) -> Measured:
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for record in told.records:
         by_kind.setdefault(record.pop("kind"), []).append(record)
     about = by_kind.get("about", [{}])[0]
     rows = newest([row_of(record) for record in by_kind.get("row", ())])
     found = [
+        *before,
         *remarks.about_backend(about, rows),
         *remarks.wrong_results(rows),
         *(remarks.against_link(rows, node_link(host.device_name), host.device_name) if about.get("nccl") else ()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,10 +22,8 @@ from paceline.cluster.ports import rdma_ports
 from paceline.cluster.probe import available_memory_bytes
 from paceline.parallel.collectives import gather_objects
 from paceline.parallel.strategy import CollectiveKind
+from paceline.parallel.wire import GLOO
 from paceline.workers.heartbeat import beat
-
-ROUNDS = 4
-"""Times that the sizes of a collective are gone through: what disturbs the machine for a second meets all of them."""
 
 
 class Tier(NamedTuple):
@@ -39,7 +38,7 @@ class Tier(NamedTuple):
 
     def fresh_group(self) -> dist.ProcessGroup:
         """This rank's group once more, with new connections."""
-        made = [dist.new_group(members) for members in self.everyone]
+        made: list[dist.ProcessGroup] = [dist.new_group(members) for members in self.everyone]
         return made[self.everyone.index(self.members)]
 
 
@@ -71,35 +70,36 @@ def program(rank: Rank) -> None:
 
 
 def _sweep_one(rank: Rank, options: Options, tier: Tier, kind: CollectiveKind) -> None:
-    """All sizes of one collective on one tier, in rounds, each with buffers and (on CPUs) connections of its own.
+    """All sizes of one collective on one tier, in rounds, each with buffers of its own.
 
-    Where buffers lie and how a connection grew costs or saves some percent for as long as they live: a sweep that draws
-    them several times says what the next run will see.
+    Where buffers lie costs or saves some percent for as long as they live, and over Gloo inside a node so do connections: a
+    sweep that draws them several times says what the next run will see. Between nodes a connection needs its time to find
+    the rate of the link, and is kept.
     """
-    wanted = _points(kind, tier, options)
     timers: dict[Point, Timer] = {}
     wrong: dict[Point, int] = {}
-    for number in range(ROUNDS if wanted else 0):
-        group = tier.fresh_group() if rank.backend == "gloo" else tier.group
-        exchange = Exchange(kind, wanted[-1], tier.members, group, TYPES[options.dtype], rank.world.device)
-        for point in wanted:
+    unsettled = _points(kind, tier, options)
+    while unsettled:
+        group = tier.fresh_group() if rank.backend == GLOO and tier.name == IN_NODE else tier.group
+        exchange = Exchange(kind, unsettled[-1], tier.members, group, TYPES[options.dtype], rank.world.device)
+        for point in unsettled:
             beat(0, f"measuring {kind} of {point.size_bytes} bytes")
             call = exchange.at(point)
             if point not in timers:
-                timers[point] = Timer(call, rank.world.device, options.warmup)
-            timer = timers[point]
-            timer.renew(call, options.warmup)
-            blocks = timer.blocks(options.iterations, options.seconds)
-            timer.round(blocks * (number + 1) // ROUNDS - blocks * number // ROUNDS)
-            final = number == ROUNDS - 1
-            if not timer.samples or not (final or point not in wrong):
-                continue
+                timers[point] = _timer(rank, options, call)
+            timers[point].round(call)
             if point not in wrong:
                 wrong[point] = _wrong(exchange, point)
-            row = make_row(point, tier.name, len(tier.members), tier.nodes, options.dtype, timer.rounds, wrong[point])
-            rank.tell({"kind": "row", "final": final, **msgspec.structs.asdict(row)})
+            rounds = timers[point].rounds
+            row = make_row(point, tier.name, len(tier.members), tier.nodes, options.dtype, rounds, wrong[point])
+            rank.tell({"kind": "row", **msgspec.structs.asdict(row)})
         if group is not tier.group:
             dist.destroy_process_group(group)
+        unsettled = [point for point in unsettled if not timers[point].settled]
+
+
+def _timer(rank: Rank, options: Options, call: Callable[[], None]) -> Timer:
+    return Timer(call, rank.world.device, warmup=options.warmup, iterations=options.iterations, seconds=options.seconds)
 
 
 def _wrong(exchange: Exchange, point: Point) -> int:

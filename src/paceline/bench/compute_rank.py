@@ -27,7 +27,6 @@ COPIED_BYTES = {"cpu": 128 * MiB, "cuda": 2 * GiB}
 """Far above any cache."""
 
 DTYPES = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
-ROUNDS = 4
 
 
 def program(rank: Rank) -> None:
@@ -53,10 +52,9 @@ def _tell(
     rank: Rank, operation: str, dtype: str, size: int, call: Callable[[], None], flop: float = 0, moved_bytes: int = 0
 ) -> None:
     """Time a call on all ranks at once, and tell its row."""
-    timer = Timer(call, rank.world.device, warmup=3)
-    blocks = timer.blocks(rank.options["iterations"], rank.options["seconds"])
-    for number in range(ROUNDS):
-        timer.round(blocks * (number + 1) // ROUNDS - blocks * number // ROUNDS)
+    iterations, longest = rank.options["iterations"], rank.options["seconds"]
+    timer = Timer(call, rank.world.device, warmup=3, iterations=iterations, seconds=longest)
+    timer.settle()
     seconds = statistics.median(timer.samples)
     rank.tell(
         {"kind": "row", "operation": operation, "dtype": dtype, "size": size, "time_us": seconds * 1e6,

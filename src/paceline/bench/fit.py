@@ -11,14 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paceline.bench.rows import Row
+from paceline.bench.rows import Row, median_error
 from paceline.cluster.measured import LARGE_BYTES, Fit, Piece
 
 WANTED_ERROR = 0.07
 """Relative residual above which a piece is cut in two."""
-
-DRAWS = 3.0
-"""A median of four rounds has about the variance of a mean of three."""
 
 MIN_PIECE = 3
 MAX_PIECES = 4
@@ -29,11 +26,11 @@ INSIDE = 1.645
 
 
 class Sample(NamedTuple):
-    """A size and its seconds per call, with the relative standard deviation of a median of few rounds."""
+    """A size and its seconds per call; `error` is the standard error of these, as a share."""
 
     size_bytes: int
     seconds: float
-    drift: float = 0.0
+    error: float = 0.0
 
 
 def fits_of(rows: Sequence[Row]) -> list[Fit]:
@@ -46,7 +43,7 @@ def fits_of(rows: Sequence[Row]) -> list[Fit]:
 
 def fit_rows(rows: Sequence[Row]) -> Fit:
     """The fit of one collective on one tier."""
-    samples = sorted(Sample(row.size_bytes, row.seconds, row.drift) for row in rows)
+    samples = sorted(Sample(row.size_bytes, row.seconds, median_error(row.drift, row.rounds)) for row in rows)
     cuts = best_cuts(samples)
     pieces = pieces_of(samples, cuts)
     off = list(zip(samples, left_out(samples, cuts), strict=True))
@@ -139,11 +136,11 @@ def left_out(samples: Sequence[Sample], cuts: Sequence[int]) -> list[float]:
 def stated_error(off: Sequence[tuple[Sample, float]]) -> float | None:
     """How far a repeat, or a size between, may be off: within it are 9 of 10, were what is seen here drawn anew.
 
-    A size is off by its residual and by the drift of both medians, the fit's and the repeat's.
+    A size is off by its residual and by the errors of both medians, the fit's and the repeat's.
     """
     if not off:
         return None
-    squares = [residual**2 + 2 * sample.drift**2 / DRAWS for sample, residual in off]
+    squares = [residual**2 + 2 * sample.error**2 for sample, residual in off]
     return INSIDE * math.sqrt(sum(squares) / len(squares))
 
 

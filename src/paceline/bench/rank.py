@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.bench.ranks import Tell
+from paceline.bench.rows import drift_of, median_error
 from paceline.bench.transport import log_to_file
 from paceline.workers.heartbeat import beat
 from paceline.workers.rendezvous import World, join, leave
@@ -31,7 +32,10 @@ BLOCK_SECONDS = 0.003
 """Calls are timed in blocks of about this length: the ranks leave the barrier before it some 10 us apart."""
 
 MAX_CALLS = 200
-MIN_BLOCKS = 3
+WARM_SECONDS = 0.1
+MIN_ROUNDS, MAX_ROUNDS = 4, 40
+WANTED_ERROR = 0.03
+"""Of a median, as a share of it: no further rounds are made once it is known so well."""
 
 
 @dataclass(frozen=True)
@@ -114,34 +118,54 @@ def clock(device: torch.device) -> Callable[[], float]:
 
 
 class Timer:
-    """Times one call of all ranks in blocks, in one or several rounds; the same number of calls on all ranks."""
+    """Times one call of all ranks in rounds of blocks; all ranks make equally many, since they decide on shared samples.
 
-    def __init__(self, call: Callable[[], None], device: torch.device, warmup: int) -> None:
-        self._device = device
+    Args:
+        warmup: calls before each round that are not timed; fewer where a call is long.
+        iterations: blocks that are wanted over the first `MIN_ROUNDS` rounds.
+        seconds: longest time for all timed calls; at least one block a round is made.
+    """
+
+    def __init__(
+        self, call: Callable[[], None], device: torch.device, *, warmup: int, iterations: int, seconds: float
+    ) -> None:
         self.rounds: list[list[float]] = []
-        self.renew(call, max(0, warmup - 1))
-        self.estimate = slowest([self._block(1)])[0]
-        self.calls = max(1, min(MAX_CALLS, math.ceil(BLOCK_SECONDS / max(self.estimate, 1e-9))))
+        self._device = device
+        self._seconds = seconds
+        self._warmup = warmup
+        self.call = call
+        for _ in range(max(0, warmup - 1)):
+            call()
+        self._estimate = max(slowest([self._block(1)])[0], 1e-9)
+        self.calls = max(1, min(MAX_CALLS, math.ceil(BLOCK_SECONDS / self._estimate)))
+        fitting = int(seconds / MIN_ROUNDS / (self._estimate * self.calls))
+        self._blocks = max(1, min(iterations // MIN_ROUNDS, fitting))
+
+    @property
+    def settled(self) -> bool:
+        """Whether there are enough rounds: the median is known well, or the time is used up."""
+        if len(self.rounds) < MIN_ROUNDS:
+            return False
+        spent = sum(seconds for one in self.rounds for seconds in one) * self.calls
+        known = median_error(drift_of(self.rounds), len(self.rounds)) <= WANTED_ERROR
+        return known or spent >= self._seconds or len(self.rounds) >= MAX_ROUNDS
+
+    def round(self, call: Callable[[], None] | None = None) -> None:
+        """Time some blocks, of another call of the same kind where one is given; every rank then knows the slowest's."""
+        self.call = call or self.call
+        for _ in range(max(1, min(self._warmup, int(WARM_SECONDS / self._estimate)))):
+            self.call()
+        self.rounds.append(slowest([self._block(self.calls) for _ in range(self._blocks)]))
+
+    def settle(self) -> None:
+        """Make rounds until there are enough."""
+        while not self.settled:
+            self.round()
 
     @property
     def samples(self) -> list[float]:
         """Seconds per call of every block so far."""
         return [seconds for one in self.rounds for seconds in one]
-
-    def renew(self, call: Callable[[], None], warmup: int) -> None:
-        """Go on with another call of the same kind, on other buffers."""
-        self.call = call
-        for _ in range(warmup):
-            call()
-
-    def blocks(self, wanted: int, seconds: float) -> int:
-        """How many blocks there are to be, so that they take at most `seconds`."""
-        return max(MIN_BLOCKS, min(wanted, int(seconds / (self.estimate * self.calls))))
-
-    def round(self, blocks: int) -> None:
-        """Time `blocks` blocks; every rank then knows the slowest rank's seconds per call of each."""
-        if blocks:
-            self.rounds.append(slowest([self._block(self.calls) for _ in range(blocks)]))
 
     def _block(self, calls: int) -> float:
         beat(0, "measuring")

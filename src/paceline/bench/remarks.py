@@ -22,6 +22,9 @@ ABOVE_RING = 1.05
 LARGE_ENOUGH = 16 * MiB
 """Smaller sizes do not fill a link between devices, so their share says nothing."""
 
+BUSY_SHARE = 0.5
+"""Processes per CPU in the last minute above which figures are not the machine's own."""
+
 CHANGE = 0.10
 """A change since a stored result counts from here on, and above both spreads."""
 
@@ -50,6 +53,17 @@ def about_backend(about: Mapping[str, Any], rows: Sequence[Row]) -> list[Remark]
     if any(row.collective == "reduce_scatter" for row in rows):
         found.append(Remark("reduce_scatter_bytes", GLOO_REDUCE_SCATTER, False))
     return found
+
+
+def busy(load: float, cores: int) -> list[Remark]:
+    """Whether other work took the processors before the measurement began: `load` processes ran or waited, on average."""
+    if load <= BUSY_SHARE * cores:
+        return []
+    message = (
+        f"{load:.1f} processes ran or waited on this host's {cores} CPU{'s' * (cores > 1)} before the start: the figures are "
+        "those of a busy machine"
+    )
+    return [Remark("busy", message, False, {"load": load, "cores": cores})]
 
 
 def wrong_results(rows: Sequence[Row]) -> list[Remark]:

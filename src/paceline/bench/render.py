@@ -11,10 +11,22 @@ import msgspec
 from paceline.bench.rows import Row
 from paceline.units import format_bytes
 
+_WIDTHS = (12, 8, 6, 6, *(7, 6, 6, 6) * 2)
+"""Of all columns but the first, which are 12 wide and begin with the comment sign in the head."""
+
+_MEASURED = ("time", "algbw", "busbw", "#wrong")
+_UNITS = ("(us)", "(GB/s)", "(GB/s)", "")
+
+
+def _head_line(*names: str) -> str:
+    cells = [f"# {names[0]:>10}", *(f"{name:>{width}}" for name, width in zip(names[1:], _WIDTHS, strict=True))]
+    return "  ".join(cells)
+
+
 _HEAD = (
-    "#                                                              out-of-place                       in-place",
-    "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong",
-    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)",
+    f"#{'out-of-place':>71}{'in-place':>31}",
+    _head_line("size", "count", "type", "redop", "root", *_MEASURED, *_MEASURED),
+    _head_line("(B)", "(elements)", "", "", "", *_UNITS, *_UNITS).rstrip(),
 )
 _ABSENT = "  ".join(("    N/A", "   N/A", "   N/A", "   N/A"))
 

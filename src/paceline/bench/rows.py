@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +37,7 @@ class Row(msgspec.Struct, frozen=True):
     time_us: float
     spread: float
     drift: float
+    rounds: int
     trials: int
     algorithm_bandwidth: float
     bus_bandwidth: float
@@ -62,7 +64,8 @@ def make_row(
     return Row(
         collective=point.collective, tier=tier, size_bytes=point.size_bytes, count=point.count, type=TYPE_NAMES[dtype],
         redop="sum" if point.collective in REDUCING else "none", root=0 if point.collective in ROOTED else -1,
-        ranks=ranks, nodes=nodes, time_us=seconds * 1e6, spread=spread_of(samples), drift=drift_of(rounds), trials=len(samples),
+        ranks=ranks, nodes=nodes, time_us=seconds * 1e6, spread=spread_of(samples), drift=drift_of(rounds),
+        rounds=len(rounds), trials=len(samples),
         algorithm_bandwidth=rate, bus_bandwidth=rate * bus_factor(point.collective, ranks), wrong=wrong,
         in_place=point.collective in ("all_reduce", "broadcast"),
     )  # fmt: skip
@@ -80,6 +83,11 @@ def drift_of(rounds: Sequence[Sequence[float]]) -> float:
     """Standard deviation of the rounds' medians over their median; 0 of fewer than two rounds."""
     medians = [statistics.median(one) for one in rounds if one]
     return statistics.stdev(medians) / statistics.median(medians) if len(medians) > 1 else 0.0
+
+
+def median_error(drift: float, rounds: int) -> float:
+    """Standard error of the median of so many rounds, as a share of it (normal distribution, Kendall and Stuart 10.10)."""
+    return math.sqrt(math.pi / 2 / rounds) * drift
 
 
 def row_of(record: dict[str, Any]) -> Row:

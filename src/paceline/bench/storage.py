@@ -15,7 +15,7 @@ from paceline.checkpoint.storage_errors import explain
 from paceline.checkpoint.storage_local import LocalStorage
 from paceline.cluster.measured import StorageRates, save_measured
 from paceline.cluster.probe import probe_host
-from paceline.errors import DiskFull, PacelineError, UsageError
+from paceline.errors import DiskFull, JobError, PacelineError, UsageError
 from paceline.units import format_bandwidth, format_bytes, format_percent, format_seconds
 
 MODULE = "paceline.bench.storage_rank"
@@ -59,6 +59,8 @@ def _fresh_folder(place: str, needed_bytes: int, needed_files: int) -> Iterator[
             hint="Name a folder.",
         )  # fmt: skip
     storage = LocalStorage(place)
+    if storage.kind("") == "file":
+        raise JobError(f"{place} is a file", key="--dir", values={"dir": place}, hint="Name a folder.")
     made = [p for p in (Path(storage.root), *Path(storage.root).parents) if not p.exists()]
     try:
         _check_room(storage, needed_bytes, needed_files)

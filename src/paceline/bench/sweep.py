@@ -53,7 +53,7 @@ class Options(NamedTuple):
     iterations: int = 20
     warmup: int = 5
     seconds: float = 1.0
-    """Longest time for the timed calls of one size; at least three are made."""
+    """Longest time for the timed calls of one size; more rounds than the first four are made only as long as it lasts."""
     pairs: bool = False
     tiers: tuple[str, ...] = ()
 

@@ -120,6 +120,8 @@ def _keep(args: argparse.Namespace, measured: Measured, document: dict[str, Any]
             Path(args.store), json.dumps(json_safe({"schema": "paceline.bench/1", **document}), indent=1) + "\n"
         )
         say(f"stored: {args.store}")
-    if args.save and measured.error is None:
+    if args.save and measured.error is not None:
+        say(f"{args.save} was not written: the sweep is incomplete")
+    elif args.save:
         save(Path(args.save), measured)
         say(f"measured cluster: {args.save}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import signal
-from collections.abc import Callable
 
 import pytest
 
@@ -19,9 +18,7 @@ RACKS = (2, 2)
 DRAWS = 20
 
 
-@pytest.fixture(scope="module")
-def lab(netlab: Callable[..., Lab]) -> Lab:
-    return netlab(RACKS)
+pytestmark = pytest.mark.usefixtures("put_right")
 
 
 def start(launch: Launcher, lab: Lab, ranks: int, *words: str) -> list[Running]:

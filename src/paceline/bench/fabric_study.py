@@ -28,8 +28,8 @@ SHUFFLES, SHUFFLES_OF_MANY = 5, 1
 """The more hosts, the more of them cross an uplink in any order."""
 
 LIKENESS_PASSES = 3
-REPEATS = 3
-AGREES = 0.1
+REPEATS = 4
+AGREES = 0.05
 """Two rates agree that differ by less than this share."""
 
 TURNS = 3

@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "netlab" in getattr(item, "fixturenames", ()):
+        if {"netlab", "lab"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("netlab")
 
 

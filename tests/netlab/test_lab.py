@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.netlab import collectives
 from tests.netlab.lab import NAMED, Host, Lab, LabError, refusal, sweep
 from tests.pool.launch import Launcher
@@ -28,18 +28,10 @@ ALL_GATHER_SHARE = 0.85
 TCP = str(Path(__file__).with_name("tcp.py"))
 
 
-@pytest.fixture(scope="module")
-def lab(netlab: Callable[..., Lab]) -> Lab:
-    return netlab((2, 2))
-
-
 @pytest.fixture
-def pair(lab: Lab) -> Iterator[tuple[Host, Host]]:
-    """Two hosts of a rack, whose links are put right afterwards."""
-    yield (lab.hosts[0], lab.hosts[1])
-    for host in lab.hosts:
-        lab.mend(host)
-        lab.link(host)
+def pair(put_right: Lab) -> tuple[Host, Host]:
+    """Two hosts of a rack."""
+    return put_right.hosts[0], put_right.hosts[1]
 
 
 def tcp_rate(lab: Lab, source: Host, target: Host, size: int) -> float:
@@ -70,11 +62,11 @@ def test_each_direction_of_a_link_is_shaped_apart(lab: Lab, pair: tuple[Host, Ho
     assert 180 <= tcp_rate(lab, first, second, 4 << 20) * 8 / 1e6 <= 200
 
 
+@pytest.mark.usefixtures("put_right")
 def test_racks_meet_over_their_uplinks(lab: Lab) -> None:
     lab.uplink(50)
     inside = tcp_rate(lab, lab.hosts[0], lab.hosts[1], 2 << 20)
     across = tcp_rate(lab, lab.hosts[0], lab.hosts[2], 2 << 20)
-    lab.uplink(None)
     assert across * 8 / 1e6 == pytest.approx(47.8, rel=0.05) and inside > 2 * across
 
 
@@ -123,7 +115,7 @@ def test_frames_are_lost_and_tcp_sends_them_again(lab: Lab, pair: tuple[Host, Ho
     assert resent(lab, pair[0]) - before >= 5
 
 
-def test_what_a_crashed_process_left_is_swept(launch: Launcher) -> None:
+def test_what_a_crashed_process_left_is_swept(launch: Launcher, lab: Lab) -> None:
     crashed = launch([], module="tests.netlab.left_behind")
     switch, host, sleeper = crashed.stdout.split()
     assert crashed.returncode == -signal.SIGKILL

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     import argparse
 
 EXAMPLE = """\
-example, on each of several hosts:
+example:
   torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m paceline bench fabric
 """
 

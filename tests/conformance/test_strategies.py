@@ -13,19 +13,8 @@ from torch import Tensor
 from paceline.job.load import load_job
 from paceline.job.write import resolved_toml
 from paceline.parallel.strategy import Cost
-from tests.conformance.cases import (
-    CASES,
-    Case,
-    Counted,
-    Run,
-    Trained,
-    by_kind_and_axis,
-    resolve_case,
-    stated_cost,
-    train,
-    train_alone,
-    train_each,
-)
+from tests.conformance.cases import CASES, Case, resolve_case, stated_cost
+from tests.conformance.training import Counted, Run, Trained, by_kind_and_axis, train, train_alone, train_each
 from tests.pool.pool import Pool
 
 STEPS = 20
@@ -36,8 +25,8 @@ TOLERANCE = 1e-9
 ADAMW = Run((), STEPS)
 SGD = Run(("optimizer.name=sgd", "optimizer.momentum=0.9"), STEPS)
 SHORT_SGD = SGD._replace(steps=5)
-"""Of layouts that other ranks than two or three split a model over: the update is the same code on every rank's part, and
-what the layout does to gradients is in the other optimizer's run."""
+"""Of layouts that split a model over more than three ranks: the update is the same code on every rank's part, and what a
+layout does to gradients is in the other optimizer's run."""
 
 OPTIMIZERS = pytest.mark.parametrize("optimizer", [0, 1], ids=["adamw", "sgd"])
 

@@ -235,7 +235,13 @@ def _load(
 
 
 def _fill(
-    state: TrainingState, found: Found, manifest: Manifest, section: CheckpointSection, elsewhere: set[str], *, own: bool
+    state: TrainingState,
+    found: Found,
+    manifest: Manifest,
+    section: CheckpointSection,
+    elsewhere: set[str],
+    *,
+    own: bool,
 ) -> LoadReport:
     """Tensors first, in place; a checkpoint of weights alone (an imported one) leaves the moments at zero.
 

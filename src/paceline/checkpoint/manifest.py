@@ -70,6 +70,10 @@ class NextStep(msgspec.Struct, frozen=True):
     samples_digest: str | None = None
 
 
+OWN_UPDATES = "optimizer_updates"
+"""What a rank may say as its own: how many updates each of its parameters has seen. It ends in `state`, of all ranks."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """All of a checkpoint but the tensors' bytes.
 

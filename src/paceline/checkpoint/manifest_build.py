@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paceline.checkpoint.boxes import Box, tiles
 from paceline.checkpoint.inbox import Inbox
-from paceline.checkpoint.manifest import Manifest, StoredTensor
+from paceline.checkpoint.manifest import OWN_UPDATES, Manifest, StoredTensor
 from paceline.checkpoint.messages import SetUp
 from paceline.checkpoint.piece_file import WrittenFile, tensors_of
 from paceline.errors import PacelineError
@@ -26,6 +27,7 @@ def build_manifest(set_up: SetUp, inbox: Inbox, files: Sequence[WrittenFile]) ->
     head = inbox.head
     if head is None:
         raise PacelineError(f"rank 0 said nothing about the save of step {inbox.step}")
+    own = [inbox.own[rank] for rank in range(set_up.world_size)]
     return Manifest(
         version=set_up.version,
         run_id=set_up.run_id,
@@ -37,11 +39,20 @@ def build_manifest(set_up: SetUp, inbox: Inbox, files: Sequence[WrittenFile]) ->
         layout=head.layout,
         tensors=_tensors(set_up, files, inbox.step),
         files={file.name: file.file for file in sorted(files, key=lambda f: f.name)},
-        state={**head.state, "eval_loss": head.eval_loss},
-        ranks=[inbox.own[rank] for rank in range(set_up.world_size)],
+        state={**_counted(head.state, own), "eval_loss": head.eval_loss},
+        ranks=[{key: value for key, value in rank.items() if key != OWN_UPDATES} for rank in own],
         about=head.about,
         next_step=inbox.await_next(0.0),
     )
+
+
+def _counted(state: dict[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state with the updates of all parameters, where ranks hold other ones than rank 0: the same under any layout."""
+    told = {name: count for rank in own for name, count in rank.get(OWN_UPDATES, {}).items()}
+    if not told:
+        return state
+    optimizer = state["optimizer"]
+    return {**state, "optimizer": {**optimizer, "steps": dict(sorted({**optimizer["steps"], **told}.items()))}}
 
 
 def _tensors(set_up: SetUp, files: Sequence[WrittenFile], step: int) -> dict[str, StoredTensor]:

@@ -260,7 +260,7 @@ def _fill(
         allow_unexpected=(f"{BUFFER}/*", *(() if own else section.allow_unexpected)),
     )  # fmt: skip
     if not only_weights:
-        state.restore_shared(manifest.state, manifest.ranks)
+        state.restore_shared(manifest.state)
         state.restore_extra(manifest.ranks)
     state.publish()
     return report

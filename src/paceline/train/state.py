@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.boxes import Placement
+from paceline.checkpoint.manifest import OWN_UPDATES
 from paceline.checkpoint.placed import Placed
 from paceline.errors import JobError
 from paceline.optim.optimizer import materialise
@@ -19,9 +20,6 @@ from paceline.train import random_state
 
 MODEL, OPTIMIZER, BUFFER = "model", "optimizer", "buffer"
 """First parts of the tensors' names: `model/<parameter>`, `optimizer/<kind>/<parameter>`, `buffer/<rank>/<name>`."""
-
-STEPS = "optimizer_steps"
-"""In a rank's own state: updates that each of its parameters has seen, where ranks have other parameters."""
 
 
 class TrainingState:
@@ -96,8 +94,9 @@ class TrainingState:
 
     def shared(self) -> dict[str, Any]:
         """What is no tensor and equal on all ranks."""
+        # Which parameters are in a group follows from their names; under a pipeline a rank's groups have its own alone.
         groups = [
-            {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
+            {key: value for key, value in group.items() if key not in ("params", "names") and _is_plain(value)}
             for group in self._optimizer.param_groups
         ]
         scale = None if self._loss_scale is None else self._loss_scale.state_dict()
@@ -114,14 +113,12 @@ class TrainingState:
             own["extra"] = extra
         if self._applied.stages is not None:
             # Ranks with other stages count the updates of other parameters.
-            own[STEPS] = self._steps()
+            own[OWN_UPDATES] = self._steps()
         return own
 
-    def restore_shared(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) -> None:
-        """The inverse of `shared`, once the tensors are there; `ranks` is what each rank's `own` gave."""
-        steps: dict[str, float] = dict(state["optimizer"]["steps"])
-        for own in ranks:
-            steps.update(own.get(STEPS, {}))
+    def restore_shared(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `shared`, once the tensors are there."""
+        steps: Mapping[str, float] = state["optimizer"]["steps"]
         for parameter, held in self._optimizer.state.items():
             if "step" in held:
                 held["step"].fill_(steps[self._names[parameter]])

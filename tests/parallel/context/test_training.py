@@ -15,7 +15,8 @@ from paceline.parallel.compile.apply import compile_blocks
 from paceline.parallel.context.apply import whole_sequences
 from paceline.parallel.mesh import build_mesh
 from paceline.train import startup
-from tests.conformance.cases import CONTEXT, Case, Trained, resolve_case, train
+from tests.conformance.cases import CONTEXT, Case, resolve_case
+from tests.conformance.training import Trained, train
 from tests.pool.pool import Pool
 
 STEPS = 5

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.conformance.cases import Case, made, share, train
+from tests.conformance.cases import Case
 from tests.conformance.test_strategies import distance
+from tests.conformance.training import made, share, train
 from tests.pool.pool import Pool
 
 SGD = ("optimizer.name=sgd", "optimizer.momentum=0.9")

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 EXAMPLE = """\
 example, on each of several hosts:
   torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m paceline bench fabric
+where another launcher has set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
+  paceline bench fabric --json
 """
 
 

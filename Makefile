@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS_STAMP := $(VENV)/.peers
+# Which tests: see CONTRIBUTING.md for those that need root.
+MARKERS ?= not gpu and not soak
 
 .PHONY: setup train test lint bench soak gpu-check docs
 
@@ -24,7 +26,7 @@ train: $(STAMP)
 	$(BIN)/paceline train examples/tiny.toml checkpoint.resume=never
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not gpu and not soak'
+	$(BIN)/python -m pytest -m '$(MARKERS)'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -36,10 +38,12 @@ bench: $(PEERS_STAMP)
 	$(BIN)/python -m benchmarks.run
 
 soak: $(STAMP)
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m benchmarks.soak
 
 gpu-check: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu_check
 
 docs: $(STAMP)
 	$(BIN)/python -m paceline.job.reference docs/guide
+	$(BIN)/python -m paceline.doctor.reference docs/guide/doctor.md
+	$(BIN)/python -m tests.doctor.table docs/guide/doctor.md

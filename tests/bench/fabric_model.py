@@ -11,6 +11,8 @@ from tests.netlab.cases import Case
 LINK = 12e6
 """Bytes per second of a sound link: no rate of a real one matters to the arithmetic."""
 
+SEGMENTS = 2000
+
 Resource = tuple[str, int]
 
 
@@ -56,9 +58,9 @@ class Model:
     def _seen(self, flow: Flow, rate: float) -> Seen:
         loss = max(self.case.loss(flow.source), self.case.loss(flow.target))
         slowed = self._draw.uniform(0.3, 1.0) if loss else 1.0
-        resent = self._draw.uniform(0.5, 1.0) * loss if loss else abs(self._draw.gauss(0, 3e-4))
+        resent = self._draw.uniform(0.5, 1.0) * loss if loss else self._draw.choice((0.0, 0.0, 0.0, 1 / SEGMENTS))
         noisy = rate * slowed * max(0.5, self._draw.gauss(1, self.noise))
-        return Seen(*flow, noisy, error=self.noise, stalled=self._draw.uniform(0, 0.5) if loss else 0.0, resent=resent)
+        return Seen(*flow, noisy, error=self.noise, stalled=self._draw.uniform(0, 0.5) if loss else 0.0, resent=resent, segments=SEGMENTS)
 
 
 def max_min(ways: dict[Flow, list[Resource]], capacity: object) -> dict[Flow, float]:

@@ -15,8 +15,8 @@ WAYS: tuple[Way, ...] = ("out", "into")
 SLOW = 0.75
 """A flow is slow that has less than this share of what flows of its kind have."""
 
-LOSES = 0.003
-"""Share of segments sent again from which on an otherwise idle link loses frames."""
+LOSES, LOSES_SEGMENTS = 0.005, 3
+"""Share, and number, of segments sent again from which on an otherwise idle link loses frames."""
 
 STALLS = 0.15
 COVERS = 0.6
@@ -47,7 +47,9 @@ def lossy(alone: Sequence[Seen]) -> Blame:
 
 def loses(seen: Seen) -> bool:
     """Whether a flow that was alone lost frames: TCP says so itself, or it stalls where it cannot be asked."""
-    return seen.resent > LOSES if seen.resent is not None else seen.stalled > STALLS
+    if seen.resent is None:
+        return seen.stalled > STALLS
+    return seen.resent > LOSES and seen.resent * seen.segments >= LOSES_SEGMENTS
 
 
 def slow(

@@ -73,7 +73,7 @@ def findings_of(study: Study) -> list[Finding]:
     return [
         *_loss_findings(study, losing),
         *_slow_findings(study, slower),
-        *(_uplink_finding(study, uplink) for uplink in uplinks(study) if uplink.factor >= OVERSUBSCRIBED),
+        *(_uplink_finding(study, uplink) for uplink in uplinks(study) if uplink.factor - uplink.error >= OVERSUBSCRIBED),
     ]
 
 
@@ -103,7 +103,7 @@ def placement_of(study: Study, findings: Sequence[Finding]) -> Placement:
 def _uplink(study: Study, across: Across) -> Uplink | None:
     group = study.groups[across.group]
     link, link_error = _link(study)
-    ways = [_carried(across.turns, set(group), leaving) for leaving in (True, False)]
+    ways = [_carried(study, across, leaving) for leaving in (True, False)]
     carried, error = min(ways)
     loading = len(across.turns[0]) / 2
     if carried >= LIMITS * loading * link:
@@ -114,14 +114,23 @@ def _uplink(study: Study, across: Across) -> Uplink | None:
     return Uplink(across.group, factor, factor * math.hypot(error / carried, link_error), ways[0][0], ways[1][0])
 
 
-def _carried(turns: Sequence[Sequence[Seen]], inside: set[int], leaving: bool) -> tuple[float, float]:
-    """Bytes per second that all flows out of a group, or into it, had together; with the standard error of that."""
-    crossing = [[seen for seen in turn if (seen.source in inside) == leaving] for turn in turns]
+def _carried(study: Study, across: Across, leaving: bool) -> tuple[float, float]:
+    """Bytes per second that an uplink carries out of a group, or into it, and the standard error of that.
+
+    Flows that share it leave a little of it unused while they find their shares; one flow alone may show more of it.
+    """
+    inside = set(study.groups[across.group])
+
+    def crosses(seen: Seen) -> bool:
+        return (seen.source in inside) == leaving and (seen.target in inside) != leaving
+
+    crossing = [[seen for seen in turn if crosses(seen)] for turn in across.turns]
     sums = [sum(seen.bytes_per_second for seen in turn) for turn in crossing]
     errors = [math.hypot(*(seen.error * seen.bytes_per_second for seen in turn)) for turn in crossing]
     own = math.hypot(*errors) / len(errors)
     spread = statistics.stdev(sums) / math.sqrt(len(sums)) if len(sums) > 1 else 0.0
-    return statistics.mean(sums), max(own, spread)
+    alone = max((seen.bytes_per_second for seen in study.alone if crosses(seen)), default=0.0)
+    return max(statistics.median(sums), alone), max(own, spread)
 
 
 def _link(study: Study) -> tuple[float, float]:

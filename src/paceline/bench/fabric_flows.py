@@ -16,6 +16,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -53,7 +54,7 @@ class Own(NamedTuple):
 
     seen: Seen | None
     sent: Flow | None
-    resent: float | None
+    segments: Segments | None
 
 
 class Fabric:
@@ -83,10 +84,10 @@ class Fabric:
         dist.all_reduce(torch.zeros(1))
         own = self._take_part(flows)
         parts: list[Own] = gather_objects(own, dist.group.WORLD)
-        resent = {part.sent: part.resent for part in parts if part.sent is not None}
+        sent = {part.sent: part.segments for part in parts if part.sent is not None}
         found = {part.seen.flow: part.seen for part in parts if part.seen is not None}
         self._rates.update({flow: seen.bytes_per_second for flow, seen in found.items()})
-        return [_with_resent(found[flow], resent.get(flow)) for flow in flows]
+        return [_with_segments(found[flow], sent.get(flow)) for flow in flows]
 
     def _take_part(self, flows: Sequence[Flow]) -> Own:
         out = next((flow for flow in flows if flow.source == self._own), None)
@@ -110,7 +111,7 @@ class Fabric:
         sender.join()
         if failed:
             raise self._silent(out, failed[0]) from None
-        return Own(seen, out, _resent(before, segments()) if out is not None else None)
+        return Own(seen, out, _since(before, segments()) if out is not None else None)
 
     def _chunk_bytes(self, flow: Flow) -> int:
         size = int(self._rates.get(flow, FIRST_RATE) * self.seconds / CHUNKS)
@@ -186,14 +187,16 @@ def _error_of(gaps: Sequence[float]) -> float:
     return statistics.stdev(rates) / statistics.mean(rates) / math.sqrt(count)
 
 
-def _with_resent(seen: Seen, resent: float | None) -> Seen:
-    return Seen(seen.source, seen.target, seen.bytes_per_second, seen.error, seen.stalled, resent)
+def _with_segments(seen: Seen, counted: Segments | None) -> Seen:
+    if counted is None or counted.sent <= 0:
+        return seen
+    return msgspec.structs.replace(seen, resent=counted.resent / counted.sent, segments=counted.sent)
 
 
-def _resent(before: Segments | None, after: Segments | None) -> float | None:
-    if before is None or after is None or after.sent <= before.sent:
+def _since(before: Segments | None, after: Segments | None) -> Segments | None:
+    if before is None or after is None:
         return None
-    return (after.resent - before.resent) / (after.sent - before.sent)
+    return Segments(after.sent - before.sent, after.resent - before.resent)
 
 
 def _work(work: dist.Work | None) -> dist.Work:

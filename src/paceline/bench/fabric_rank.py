@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch.distributed as dist
@@ -17,29 +17,33 @@ from paceline.parallel.collectives import gather_objects
 
 WARM_SECONDS = 0.05
 
+Told = Callable[[Company, Seen], None]
 
-def measure_fabric(rank: Rank, seconds: float) -> Study:
-    """Study the fabric between the hosts of this run; all ranks return the same.
 
-    Args:
-        seconds: how long each flow runs.
-    """
+def program(rank: Rank) -> None:
+    """Study the fabric between the hosts of this run, and tell hosts, flows and the whole study."""
+    seconds = float(rank.options["seconds"])
     places: list[Place] = gather_objects(Place.here(rank.world.rank), dist.group.WORLD)
     names, speakers = ends(places)
-    several = len(node_names(places)) > 1
-    rank.tell({"kind": "about", "hosts": names, "several": several, "backend": "gloo", "seconds": seconds})
-    return study_between(Fabric(names, speakers, seconds), rank)
+    rank.tell({"kind": "about", "hosts": names, "several": len(node_names(places)) > 1})
+    rank.tell({"kind": "note", "text": f"{len(names)} ends of flows, {seconds:g} s each flow: {' '.join(names)}"})
+
+    def told(company: Company, seen: Seen) -> None:
+        rank.tell({"kind": "flow", "company": company, **msgspec.structs.asdict(seen)})
+
+    study = study_fabric(Fabric(names, speakers, seconds), told)
+    rank.tell({"kind": "study", "study": msgspec.to_builtins(study)})
 
 
-def study_between(fabric: Fabric, rank: Rank | None = None) -> Study:
-    """The study, told flow by flow where there is a rank to tell it."""
+def study_fabric(fabric: Fabric, told: Told = lambda company, seen: None) -> Study:
+    """The study of a fabric, equal on all ranks; `told` hears of each flow as it is seen."""
     warm_up(fabric)
     study = Study(fabric.hosts)
 
     def measure(flows: Sequence[Flow], company: Company) -> list[Seen]:
         found = fabric.measure(flows)
-        for seen in found if rank is not None else ():
-            rank.tell({"kind": "flow", "company": company, **msgspec.structs.asdict(seen)})
+        for seen in found:
+            told(company, seen)
         return found
 
     fill(study, measure, doubted)
@@ -55,7 +59,7 @@ def warm_up(fabric: Fabric) -> None:
 
 
 def ends(places: Sequence[Place]) -> tuple[list[str], list[int]]:
-    """Names of the ends of flows, and the rank that speaks for each: the first one of a node, or every rank of the only one."""
+    """Names of the ends of flows, and the rank that speaks for each: a node's first one, or every rank of the only node."""
     nodes = node_names(places)
     if len(nodes) == 1:
         return [f"{place.host}:{place.rank}" for place in places], [place.rank for place in places]
@@ -66,8 +70,7 @@ def ends(places: Sequence[Place]) -> tuple[list[str], list[int]]:
 
 def main() -> None:
     with joined() as rank:
-        study = measure_fabric(rank, float(rank.options["seconds"]))
-        rank.tell({"kind": "study", "study": msgspec.to_builtins(study)})
+        program(rank)
 
 
 if __name__ == "__main__":

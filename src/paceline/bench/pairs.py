@@ -32,9 +32,24 @@ class Seen(msgspec.Struct, frozen=True):
     resent: float | None = None
     """Share of the segments that the sender's TCP had to send again; None where the system does not say."""
 
+    segments: int = 0
+    """That the sender sent, as far as the system says."""
+
     @property
     def flow(self) -> Flow:
         return Flow(self.source, self.target)
+
+
+def merged(first: Seen, again: Seen) -> Seen:
+    """Two measurements of a flow as one: the better rate, since whatever else the machines do only takes; all losses."""
+    better = max(first, again, key=lambda seen: seen.bytes_per_second)
+    sent = first.segments + again.segments
+    resent = None
+    if first.resent is not None and again.resent is not None:
+        resent = (first.resent * first.segments + again.resent * again.segments) / max(1, sent)
+    return Seen(
+        *first.flow, better.bytes_per_second, better.error, min(first.stalled, again.stalled), resent=resent, segments=sent
+    )
 
 
 def each_alone(hosts: int) -> list[Flow]:

@@ -25,6 +25,9 @@ from paceline.workers.rendezvous import World, join, leave
 COLLECTIVE_SECONDS = 240.0
 """After this a collective gives up; on a slow link the largest sizes take seconds."""
 
+START_SECONDS = 300.0
+"""All ranks must have come by then."""
+
 BLOCK_SECONDS = 0.003
 """Calls are timed in blocks of about this length: the ranks leave the barrier before it some 10 us apart."""
 
@@ -71,7 +74,8 @@ def joined_with(options: dict[str, Any], tell: Tell) -> Iterator[Rank]:
     """This process as one of the ranks that a launcher started; rank 0 alone calls `tell`."""
     log = log_to_file(os.environ) if torch.cuda.is_available() else None
     seconds = float(options.get("collective_seconds", COLLECTIVE_SECONDS))
-    world = join(seconds, device_type=options.get("device"))
+    patience = float(options.get("start_seconds", START_SECONDS))
+    world = join(seconds, start_timeout=patience, device_type=options.get("device"))
     try:
         yield Rank(world, options, tell if world.rank == 0 else lambda record: None, log)
     finally:

@@ -60,7 +60,14 @@ class Model:
         slowed = self._draw.uniform(0.3, 1.0) if loss else 1.0
         resent = self._draw.uniform(0.5, 1.0) * loss if loss else self._draw.choice((0.0, 0.0, 0.0, 1 / SEGMENTS))
         noisy = rate * slowed * max(0.5, self._draw.gauss(1, self.noise))
-        return Seen(*flow, noisy, error=self.noise, stalled=self._draw.uniform(0, 0.5) if loss else 0.0, resent=resent, segments=SEGMENTS)
+        return Seen(
+            *flow,
+            noisy,
+            error=self.noise,
+            stalled=self._draw.uniform(0, 0.5) if loss else 0.0,
+            resent=resent,
+            segments=SEGMENTS,
+        )
 
 
 def max_min(ways: dict[Flow, list[Resource]], capacity: object) -> dict[Flow, float]:

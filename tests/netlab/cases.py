@@ -61,7 +61,11 @@ def wrong(case: Case, hosts: Sequence[str], findings: Sequence[Finding], toleran
     if case.kind == "lossy":
         return None
     said = float(re.findall(r"factor of ([\d.]+)", found)[0])
-    words = {"out": "in what it sends:", "into": "in what it is sent:"}[case.way] if case.kind == "asymmetric" else "both ways"
+    words = (
+        {"out": "in what it sends:", "into": "in what it is sent:"}[case.way]
+        if case.kind == "asymmetric"
+        else "both ways"
+    )
     return None if words in found and abs(said / case.size - 1) <= tolerance else problem
 
 

@@ -39,7 +39,7 @@ def _send_recv(whole: torch.Tensor, rank: int) -> None:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """The best time until all ranks are through: what else runs on the machine slows some. The first one opens connections."""
+    """The best time until all ranks are through, since what else runs slows some; without the first, which connects."""
     taken = []
     for _ in range(REPEATS + 1):
         dist.all_reduce(torch.zeros(1))

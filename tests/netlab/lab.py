@@ -79,7 +79,9 @@ class Lab:
         uplink_mbit: rate of each rack's link to the others; None likewise.
     """
 
-    def __init__(self, racks: Sequence[int] = (2,), mbit: float | None = None, uplink_mbit: float | None = None) -> None:
+    def __init__(
+        self, racks: Sequence[int] = (2,), mbit: float | None = None, uplink_mbit: float | None = None
+    ) -> None:
         if (reason := refusal()) is not None:
             raise LabError(reason)
         sweep()
@@ -103,7 +105,9 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def link(self, host: Host, mbit: float | None = None, *, out: float | None = None, into: float | None = None) -> None:
+    def link(
+        self, host: Host, mbit: float | None = None, *, out: float | None = None, into: float | None = None
+    ) -> None:
         """Set the rate of a host's link: `mbit` both ways, or `out` of the host and `into` it apart."""
         slower = min(out or mbit or math.inf, into or mbit or math.inf)
         # What is cut into frames late stands in line as a whole, and answers behind it.
@@ -175,10 +179,9 @@ class Lab:
         }
         return {name: str(value) for name, value in values.items()}
 
-
     @property
     def crew(self) -> Pool:
-        """One process on each host, rank by rank: `lab.crew.run(function, len(lab.hosts), ...)`; kept until the lab closes."""
+        """One process on each host, kept until the lab closes: `lab.crew.run(function, len(lab.hosts), ...)`."""
         if self._crew is None:
             self._crew = Pool([self.prefix(host) for host in self.hosts], {"GLOO_SOCKET_IFNAME": INTERFACE})
         return self._crew

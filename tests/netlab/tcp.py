@@ -1,7 +1,7 @@
 """One TCP connection at full speed. Standard library only.
 
-    python tcp.py take ADDRESS BYTES        listens, prints `ready`, then the bytes per second of what came
-    python tcp.py give ADDRESS BYTES
+python tcp.py take ADDRESS BYTES        listens, prints `ready`, then the bytes per second of what came
+python tcp.py give ADDRESS BYTES
 """
 
 from __future__ import annotations

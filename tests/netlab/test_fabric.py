@@ -8,12 +8,12 @@ import signal
 from collections.abc import Callable
 
 import pytest
+
+from paceline.bench.fabric_findings import findings_of
 from tests.netlab.cases import KINDS, Case, Kind, draw_case, wrong
 from tests.netlab.fabrics import MBIT, set_up, study_case
 from tests.netlab.lab import Lab
 from tests.pool.launch import Completed, Launcher, Running
-
-from paceline.bench.fabric_findings import findings_of
 
 RACKS = (2, 2)
 DRAWS = 20
@@ -44,7 +44,7 @@ def test_an_uplink_of_a_quarter_of_its_hosts_links_is_named_with_its_factor(lab:
     assert uplink["factor"] == pytest.approx(4.0, abs=0.4)
     assert document["findings"][0]["host"] == "uplink of r0h0 r0h1"
     assert document["groups"] == document["placement"]["groups"] == [["r0h0", "r0h1"], ["r1h0", "r1h1"]]
-    assert len(document["rows"]) == 12 + 12 + 8 and document["complete"]
+    assert len(document["rows"]) == 12 + 12 + 12 and document["complete"]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "oversubscribed"])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.netlab import collectives
 from tests.netlab.lab import NAMED, Host, Lab, LabError, refusal, sweep
 from tests.pool.launch import Launcher

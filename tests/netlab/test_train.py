@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.run.records import latest_steps, read_records
 from tests.cli.job import SMALL, TEXT
 from tests.netlab.lab import Lab
 from tests.pool.launch import Launcher
-
-from paceline.run.records import latest_steps, read_records
 
 STEPS = 2
 

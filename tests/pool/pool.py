@@ -81,9 +81,12 @@ class Worker:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 env={
-                    **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": _import_path(),
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "MKL_NUM_THREADS": "1",
+                    "PYTHONPATH": _import_path(),
                     **(variables or {}),
-                },  # fmt: skip
+                },
             )
         self.connection: Connection = Connection(ours.detach())
         self.log_start = 0
@@ -127,9 +130,7 @@ class Pool:
         variables: of their environment.
     """
 
-    def __init__(
-        self, prefixes: Sequence[Sequence[str]] = (), variables: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, prefixes: Sequence[Sequence[str]] = (), variables: Mapping[str, str] | None = None) -> None:
         self._prefixes = [list(prefix) for prefix in prefixes]
         self._variables = dict(variables or {})
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-pool-")

@@ -13,7 +13,6 @@ from paceline.bench.pairs import Seen
 from paceline.bench.ranks import Told, check_procs, collect, command_line, default_procs, joins_others, kept
 from paceline.cluster.probe import probe_host
 from paceline.errors import PacelineError
-from paceline.units import format_bandwidth, format_percent
 
 MODULE = "paceline.bench.fabric_rank"
 COLLECTIVE_SECONDS = 60.0
@@ -68,9 +67,7 @@ class Measured(NamedTuple):
         }  # fmt: skip
 
 
-def measure(
-    seconds: float, *, procs: int | None, start_seconds: float, say: Callable[[str], None]
-) -> Measured | None:
+def measure(seconds: float, *, procs: int | None, start_seconds: float, say: Callable[[str], None]) -> Measured | None:
     """Measure the fabric between the hosts whose ranks a launcher started, or between ranks of this host alone.
 
     Args:
@@ -101,16 +98,18 @@ def measured_of(told: Told) -> Measured:
     for record in told.records:
         by_kind.setdefault(record["kind"], []).append(record)
     about = by_kind.get("about", [{"hosts": [], "several": False}])[0]
-    rows = [_row(record, about["hosts"]) for record in by_kind.get("flow", ())]
+    flows = [(record["company"], msgspec.convert(record["seen"], Seen)) for record in by_kind.get("flow", ())]
+    rows = [_row(company, seen, about["hosts"]) for company, seen in flows]
     error = kept(told.error, len(rows)) if told.error is not None else None
-    if "study" not in by_kind or not about["several"]:
+    if "study" not in by_kind:
         return Measured(about["hosts"], about["several"], rows, [], [], [], None, error)
     study = msgspec.convert(by_kind["study"][0]["study"], Study)
+    rows = _rows(study)
+    if not about["several"]:
+        return Measured(study.hosts, False, rows, [], [], [], None, error)
     findings = findings_of(study)
     groups = [[study.hosts[host] for host in group] for group in study.groups]
-    return Measured(
-        study.hosts, True, rows, groups, uplinks(study), findings, placement_of(study, findings), error
-    )
+    return Measured(study.hosts, True, rows, groups, uplinks(study), findings, placement_of(study, findings), error)
 
 
 def describe(measured: Measured) -> Iterator[str]:
@@ -132,19 +131,17 @@ def describe(measured: Measured) -> Iterator[str]:
         yield f"placement: {measured.placement.say}"
 
 
-def describe_flow(seen: Seen, hosts: Sequence[str]) -> str:
-    """One flow in a line."""
-    return (
-        f"{hosts[seen.source]} to {hosts[seen.target]}: {format_bandwidth(seen.bytes_per_second)} "
-        f"+- {format_percent(seen.error)}"
-    )
+def _rows(study: Study) -> list[Row]:
+    """The flows of a whole study: what was measured again stands once."""
+    parts: list[tuple[Company, list[Seen]]] = [("alone", study.alone), ("together", study.together)]
+    parts += [("across", turn) for across in study.across for turn in across.turns]
+    return [_row(company, seen, study.hosts) for company, flows in parts for seen in flows]
 
 
-def _row(record: dict[str, Any], hosts: Sequence[str]) -> Row:
+def _row(company: Company, seen: Seen, hosts: Sequence[str]) -> Row:
     return Row(
-        company=record["company"], source=hosts[record["source"]], target=hosts[record["target"]],
-        bandwidth=record["bytes_per_second"] / GB, error=record["error"], stalled=record["stalled"],
-        resent=record["resent"],
+        company=company, source=hosts[seen.source], target=hosts[seen.target], bandwidth=seen.bytes_per_second / GB,
+        error=seen.error, stalled=seen.stalled, resent=seen.resent,
     )  # fmt: skip
 
 

@@ -68,12 +68,16 @@ def doubted(study: Study) -> set[int]:
 def findings_of(study: Study) -> list[Finding]:
     """Everything that is wrong, worst first; empty where the fabric is sound."""
     losing = lossy(study.alone)
-    left_out = {host for host in _hosts(losing)}
+    left_out = _hosts(losing)
     slower = slow(study.alone, study.groups, left_out)
     return [
         *_loss_findings(study, losing),
         *_slow_findings(study, slower),
-        *(_uplink_finding(study, uplink) for uplink in uplinks(study) if uplink.factor - uplink.error >= OVERSUBSCRIBED),
+        *(
+            _uplink_finding(study, uplink)
+            for uplink in uplinks(study)
+            if uplink.factor - uplink.error >= OVERSUBSCRIBED
+        ),
     ]
 
 
@@ -175,7 +179,7 @@ def _loss_words(over: Sequence[Seen]) -> str:
     if not shares:
         return f"{bad} of {len(over)} flows over it stalled, up to {stalled} of the time"
     sent_again = format_percent(statistics.median(shares))
-    return f"{sent_again} of what was sent over it had to be sent again, with nothing else on the fabric; stalls up to {stalled}"
+    return f"{sent_again} of what was sent over it had to be sent again, with nothing else under way; stalls up to {stalled}"
 
 
 def _slow_findings(study: Study, blame: Blame) -> Iterator[Finding]:
@@ -188,7 +192,7 @@ def _slow_findings(study: Study, blame: Blame) -> Iterator[Finding]:
             id="link-asymmetric" if one_way else "link-slow", severity="error", host=name, source=PAGE,
             found=f"the link of {name} is slow{_way_words(ways)}: {format_bandwidth(rate)} where others have "
             f"{format_bandwidth(best)}, a factor of {best / rate:.1f}",
-            why=f"A ring runs at the speed of its slowest link: collectives over all hosts take {best / rate:.1f} times as long.",
+            why=f"A ring runs as fast as its slowest link: collectives over all hosts take {best / rate:.1f} times as long.",
             mend=f"On {name}: `ethtool` shows the speed that the port agreed on, `tc qdisc show` what is shaped; "
             "change cable or port, or leave the host out.",
         )  # fmt: skip

@@ -29,7 +29,7 @@ def program(rank: Rank) -> None:
     rank.tell({"kind": "note", "text": f"{len(names)} ends of flows, {seconds:g} s each flow: {' '.join(names)}"})
 
     def told(company: Company, seen: Seen) -> None:
-        rank.tell({"kind": "flow", "company": company, **msgspec.structs.asdict(seen)})
+        rank.tell({"kind": "flow", "company": company, "seen": msgspec.structs.asdict(seen)})
 
     study = study_fabric(Fabric(names, speakers, seconds), told)
     rank.tell({"kind": "study", "study": msgspec.to_builtins(study)})

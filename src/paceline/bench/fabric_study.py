@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from paceline.bench.fabric_faults import LOSES
+from paceline.bench.fabric_faults import LOSES, loses
 from paceline.bench.pairs import MANY_HOSTS, Flow, Seen, across, each_alone, merged, tournament
 
 KEEPS = 0.85
@@ -80,7 +80,7 @@ def fill(study: Study, measure: Measure, doubted: Callable[[Study], set[int]]) -
     evidence: dict[Flow, float] = {}
     for order in _orders(hosts, evidence):
         for flows in tournament(order):
-            seen = _best_of_round(flows, measure, can)
+            seen = _best_of_round(flows, measure, can, left_out)
             study.together += seen
             _weigh(evidence, seen, can, left_out)
     study.groups = find_groups(hosts, evidence, left_out)
@@ -94,21 +94,21 @@ def _repeat_doubtful(study: Study, measure: Measure) -> None:
     for place, first in enumerate(study.alone):
         seen = first
         for _ in range(REPEATS):
-            loses = (seen.resent or 0.0) > LOSES
-            if seen.bytes_per_second >= KEEPS * usual and not loses:
+            losing = (seen.resent or 0.0) > LOSES
+            if loses(seen) or (seen.bytes_per_second >= KEEPS * usual and not losing):
                 break
             (again,) = measure([seen.flow], "alone")
             agree = abs(again.bytes_per_second / seen.bytes_per_second - 1) < AGREES
             seen = study.alone[place] = merged(seen, again)
-            if agree and not loses:
+            if agree and not losing:
                 break
 
 
-def _best_of_round(flows: Sequence[Flow], measure: Measure, can: Capacities) -> list[Seen]:
+def _best_of_round(flows: Sequence[Flow], measure: Measure, can: Capacities, left_out: Set[int]) -> list[Seen]:
     """A round of all hosts; again where flows fall behind, since what else the machines do only takes."""
     seen = measure(flows, "together")
     for _ in range(REPEATS):
-        if min(_kept(seen, can).values()) >= KEEPS:
+        if not _any_behind(_kept(seen, can), left_out):
             break
         again = measure(flows, "together")
         better = [merged(*both) for both in zip(seen, again, strict=True)]
@@ -157,8 +157,12 @@ def _weigh(evidence: dict[Flow, float], seen: Sequence[Seen], can: Capacities, l
     A round in which all flows keep their rate tells nothing: none of the uplinks was full.
     """
     kept = _kept(seen, can)
-    if any(share < KEEPS for flow, share in kept.items() if not left_out & set(flow)):
+    if _any_behind(kept, left_out):
         evidence.update({flow: min(share, evidence.get(flow, 1.0)) for flow, share in kept.items()})
+
+
+def _any_behind(kept: dict[Flow, float], left_out: Set[int]) -> bool:
+    return any(share < KEEPS for flow, share in kept.items() if not left_out & set(flow))
 
 
 def _kept(seen: Sequence[Seen], can: Capacities) -> dict[Flow, float]:

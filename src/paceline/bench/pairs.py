@@ -48,7 +48,12 @@ def merged(first: Seen, again: Seen) -> Seen:
     if first.resent is not None and again.resent is not None:
         resent = (first.resent * first.segments + again.resent * again.segments) / max(1, sent)
     return Seen(
-        *first.flow, better.bytes_per_second, better.error, min(first.stalled, again.stalled), resent=resent, segments=sent
+        *first.flow,
+        better.bytes_per_second,
+        better.error,
+        min(first.stalled, again.stalled),
+        resent=resent,
+        segments=sent,
     )
 
 

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 SUBCOMMANDS = {
     "collectives": ("paceline.cli.bench_collectives", "latency and bandwidth of each collective over its size"),
-    "fabric": ("paceline.cli.bench_fabric", "links and uplinks between hosts: slow, uneven, faulty, shared by too many"),
+    "fabric": (
+        "paceline.cli.bench_fabric",
+        "links and uplinks between hosts: slow, uneven, faulty, shared by too many",
+    ),
     "compute": ("paceline.cli.bench_compute", "rates of products, attention and memory, and what a launch costs"),
     "storage": ("paceline.cli.bench_storage", "what the checkpoint directory does under all ranks at once"),
     "loader": ("paceline.cli.bench_loader", "what a job's loader gives, against what its devices take"),

@@ -38,10 +38,12 @@ bench: $(PEERS_STAMP)
 	$(BIN)/python -m benchmarks.run
 
 soak: $(STAMP)
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m benchmarks.soak
 
 gpu-check: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu_check
 
 docs: $(STAMP)
 	$(BIN)/python -m paceline.job.reference docs/guide
+	$(BIN)/python -m paceline.doctor.reference docs/guide/doctor.md
+	$(BIN)/python -m tests.doctor.table docs/guide/doctor.md

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.launch import environment
+from benchmarks.launch import run_alone
 from benchmarks.program import finish, parser
-from benchmarks.record import ROOT, Figure, say
+from benchmarks.record import Figure, say
 from paceline.units import format_bytes, format_seconds
 
 DEGREES = (1, 2, 4)
@@ -35,22 +33,8 @@ SHARE = 0.75
 
 def measure(method: str, degree: int, length: int) -> list[dict[str, Any]]:
     """What each rank found."""
-    with tempfile.TemporaryDirectory(prefix="paceline-context-") as folder:
-        command = [sys.executable, "-m", "benchmarks.context_memory", "--method", method, "--degree", str(degree),
-                   "--length", str(length), "--folder", folder]  # fmt: skip
-        ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], cwd=ROOT, env=environment() | {"OMP_NUM_THREADS": "1"})
-            for rank in range(degree)
-        ]
-        try:
-            codes = [rank.wait(timeout=600) for rank in ranks]
-        finally:
-            for rank in ranks:
-                if rank.poll() is None:
-                    rank.kill()
-        if any(codes):
-            raise RuntimeError(f"{method} over {degree} ranks: exit codes {codes}")
-        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(degree)]
+    words = ["--method", method, "--degree", str(degree), "--length", str(length)]
+    return run_alone("benchmarks.context_memory", words, degree)
 
 
 def be_rank(args: argparse.Namespace) -> None:
@@ -141,7 +125,7 @@ def main() -> int:
         for degree in DEGREES[1:]:
             found[method][degree] = measure(method, degree, length)
             say(f"  {method} over {degree}: {format_bytes(max(r['growth_bytes'] for r in found[method][degree]))}")
-    return finish("context-memory", figures_of(found, length), found, args, [])
+    return finish("context_memory", figures_of(found, length), found, args, [])
 
 
 if __name__ == "__main__":

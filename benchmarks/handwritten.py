@@ -51,24 +51,13 @@ class Handwritten:
         self.rank = rank
         self.done = 0
         self.loss = torch.zeros(())
-        with torch.device("meta"):
-            decoder = Decoder(recipe.spec)
-        initialise(decoder, recipe.spec, recipe.seed, "cpu")
+        decoder = initial_decoder(recipe)
         if recipe.compile:
             for block in decoder.blocks.values():
                 block.compile(dynamic=False)
         self.model = self.wrap(decoder)
         self.model.train()
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in self.model.parameters() if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-                {"params": [p for p in self.model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=recipe.lr,
-            betas=recipe.betas,
-            eps=recipe.eps,
-            fused=True,
-        )
+        self.optimizer = fused_adamw(self.model, recipe)
 
     def wrap(self, decoder: Decoder) -> torch.nn.Module:
         """The decoder under its strategy."""
@@ -98,11 +87,15 @@ class Handwritten:
             total += loss.detach()
         if recipe.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_norm, foreach=True)
+        self.loss = total
+        self.update()
+
+    def update(self) -> None:
+        """The optimizer's step at the schedule's learning rate; gradients are let go."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.done)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss = total
         self.done += 1
 
     def batches(self) -> list[tuple[Tensor, Tensor, Documents | None]]:
@@ -136,6 +129,28 @@ class Handwritten:
         total = self.loss.clone()
         dist.all_reduce(total)
         return float(total) / dist.get_world_size()
+
+
+def initial_decoder(recipe: Recipe) -> Decoder:
+    """The decoder with its initial weights."""
+    with torch.device("meta"):
+        decoder = Decoder(recipe.spec)
+    initialise(decoder, recipe.spec, recipe.seed, "cpu")
+    return decoder
+
+
+def fused_adamw(model: torch.nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW over a model's parameters, without decay on norms."""
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        lr=recipe.lr,
+        betas=recipe.betas,
+        eps=recipe.eps,
+        fused=True,
+    )
 
 
 def main(job: str, out: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -52,6 +54,43 @@ def run_ranks(
         _run(resolved, module, [str(given), str(told), *all_words], variables or {})
         document: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
         return document
+
+
+def run_alone(
+    module: str, words: Sequence[str], ranks: int, threads: int = 1, limit_seconds: float = 600.0
+) -> list[Any]:
+    """Run `python -m MODULE WORDS --folder FOLDER --rank N` for each rank: a program without a job or a run directory.
+
+    Args:
+        module: a program that leaves what it found as `FOLDER/<rank>.json`, and may meet at a file in the folder.
+        words: its options.
+        ranks: how many processes.
+        threads: of each.
+        limit_seconds: after which they are ended.
+
+    Returns:
+        What each rank found.
+
+    Raises:
+        RuntimeError: a rank failed, or did not end in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+        command = [sys.executable, "-m", module, *words, "--folder", folder]
+        env = environment() | {"OMP_NUM_THREADS": str(threads)}
+        processes = [subprocess.Popen([*command, "--rank", str(rank)], cwd=ROOT, env=env) for rank in range(ranks)]
+        until = time.monotonic() + limit_seconds
+        try:
+            codes = [process.wait(max(0.0, until - time.monotonic())) for process in processes]
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{module} on {ranks} ranks did not end within {limit_seconds:.0f} s") from None
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        if any(codes):
+            raise RuntimeError(f"{module} on {ranks} ranks: exit codes {codes}")
+        return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
 
 
 def resolve(words: Sequence[str]) -> Resolved:

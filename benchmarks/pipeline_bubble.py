@@ -2,8 +2,8 @@
 
     python -m benchmarks.pipeline_bubble [--microbatches 8 16]
 
-A rank's share of a micro-batch sleeps 50 ms in the forward, 50 ms for the gradient of its input and 50 ms for those of its
-weights, each part in an autograd function of its own; several stages of a rank share them. Four ranks run
+A stage sleeps 50 ms in the forward of a micro-batch, 50 ms for the gradient of its input and 50 ms for those of its weights,
+each part in an autograd function of its own; a rank with two stages sleeps twice as long. Four ranks run
 `parallel.pipeline.apply.Pipeline`, which is what `paceline train` runs. The step is held to within 3% of the player's
 prediction and of the formula of docs/math/pipeline.md, and the micro-batches alive at once to the schedule's promise.
 """
@@ -13,16 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.launch import environment
+from benchmarks.launch import run_alone
 from benchmarks.program import finish, parser
-from benchmarks.record import ROOT, Figure, say
+from benchmarks.record import Figure, say
 from paceline.parallel.pipeline.config import PipelineConfig
 from paceline.parallel.pipeline.cost import ideal_seconds, peak_alive
 from paceline.parallel.pipeline.player import StageSeconds, play
@@ -43,22 +42,8 @@ CONFIGS = [
 
 def measure(microbatches: list[int], seconds: float, steps: int) -> list[dict[str, Any]]:
     """What each rank found: seconds per step and micro-batches alive, by schedule and micro-batches."""
-    with tempfile.TemporaryDirectory(prefix="paceline-bubble-") as folder:
-        command = [sys.executable, "-m", "benchmarks.pipeline_bubble", "--folder", folder, "--seconds", str(seconds),
-                   "--steps", str(steps), "--microbatches", *map(str, microbatches)]  # fmt: skip
-        ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], cwd=ROOT, env=environment() | {"OMP_NUM_THREADS": "1"})
-            for rank in range(RANKS)
-        ]
-        try:
-            codes = [rank.wait(timeout=600) for rank in ranks]
-        finally:
-            for rank in ranks:
-                if rank.poll() is None:
-                    rank.kill()
-        if any(codes):
-            raise RuntimeError(f"exit codes {codes}")
-        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    words = ["--seconds", str(seconds), "--steps", str(steps), "--microbatches", *map(str, microbatches)]
+    return run_alone("benchmarks.pipeline_bubble", words, RANKS)
 
 
 def be_rank(args: argparse.Namespace) -> None:
@@ -77,19 +62,19 @@ def be_rank(args: argparse.Namespace) -> None:
     mesh = build_mesh(Layout(pp=RANKS), device)
     found = {}
     for config in CONFIGS:
-        stages = SleepingStages(config, args.rank, args.seconds / config.stages_per_rank)
+        stages = SleepingStages(config, args.rank, args.seconds)
         pipeline = Pipeline(stages, config, mesh, device)
         for microbatches in args.microbatches:
             batches = [{"tokens": torch.zeros(1, 1, dtype=torch.long)} for _ in range(microbatches)]
-            took = []
+            took: list[tuple[float, float]] = []
             for _ in range(WARM_STEPS + args.steps):
                 alive.most = 0
                 dist.barrier()
                 started = time.perf_counter()
                 pipeline.run(batches, stages.forward, stages.loss, lambda part: None)
-                dist.barrier()
-                took.append(time.perf_counter() - started)
-            found[_key(config, microbatches)] = {"seconds": took[WARM_STEPS:], "alive": alive.most}
+                # One clock for all processes of a host.
+                took.append((started, time.perf_counter()))
+            found[_key(config, microbatches)] = {"steps": took[WARM_STEPS:], "alive": alive.most}
     Path(args.folder, f"{args.rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
@@ -98,14 +83,19 @@ def _key(config: PipelineConfig, microbatches: int) -> str:
     return f"{config.schedule}, {microbatches} micro-batches"
 
 
+def _step_seconds(ranks: Sequence[tuple[float, float]]) -> float:
+    """From the first rank's start to the last one's end."""
+    return max(end for _, end in ranks) - min(start for start, _ in ranks)
+
+
 def figures_of(config: PipelineConfig, microbatches: int, ranks: list[dict[str, Any]], seconds: float) -> list[Figure]:
     key = _key(config, microbatches)
-    per_rank = StageSeconds(seconds, seconds, seconds)
-    parts = config.stages_per_rank
-    stage = StageSeconds(seconds / parts, seconds / parts, seconds / parts)
+    stage = StageSeconds(seconds, seconds, seconds)
+    of_rank = seconds * config.stages_per_rank
+    per_rank = StageSeconds(of_rank, of_rank, of_rank)
     played = play(config, microbatches, [stage] * config.num_stages)
     ideal = ideal_seconds(config, microbatches, per_rank)
-    took = statistics.median(max(step) for step in zip(*(rank[key]["seconds"] for rank in ranks), strict=True))
+    took = statistics.median(_step_seconds(step) for step in zip(*(rank[key]["steps"] for rank in ranks), strict=True))
     alive = [rank[key]["alive"] for rank in ranks]
     promised = [peak_alive(config, microbatches, rank) for rank in range(RANKS)]
     near = abs(took / played.step_seconds - 1) <= WITHIN and abs(took / ideal - 1) <= WITHIN

@@ -19,17 +19,7 @@ from benchmarks.launch import run_ranks
 from benchmarks.pairs import Budget
 from benchmarks.program import finish, parser
 from benchmarks.record import Figure, say
-from benchmarks.throughput import (
-    LOSS_TOLERANCE,
-    LOW_TARGET,
-    MEDIAN_TARGET,
-    QUICK_BUDGET,
-    base_words,
-    compare,
-    interval_of,
-    setting_words,
-    shown,
-)
+from benchmarks.throughput import QUICK_BUDGET, base_words, compare, ratio_figure, setting_words
 
 STAGES = (3, 2, 1)
 PRECISIONS = ("fp32", "bf16")
@@ -48,15 +38,8 @@ def stage_figure(words: list[str], stage: int, precision: str, quick: bool) -> t
     own = [*words, *setting_words(precision, False), "parallel.dp_shard=-1", f"parallel.zero_stage={stage}"]
     budget = QUICK_BUDGET if quick else BUDGET
     found = compare(own, "fully_shard", precision, False, budget, 1)
-    ratio, tolerance = interval_of(found), LOSS_TOLERANCE[precision]
-    reached = ratio.median >= MEDIAN_TARGET and ratio.low >= LOW_TARGET and found["loss_difference"] <= tolerance
-    figure = Figure(
-        f"against hand-written fully_shard, stage {stage}, {precision}, {found['microbatch']} x {found['accumulation']}",
-        f"median >= {MEDIAN_TARGET}, bound >= {LOW_TARGET}",
-        shown(found, tolerance),
-        reached,
-    )
-    return figure, found
+    name = f"stage {stage}, {precision}, {found['microbatch']} x {found['accumulation']}"
+    return ratio_figure(f"against hand-written fully_shard, {name}", found, precision), found
 
 
 def replica_figure(words: list[str], precision: str) -> tuple[Figure, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 Started by `launch.run_ranks` with the options
 
-    other: handwritten, fully_shard, tensor, accelerate or transformers
+    other: handwritten, fully_shard, tensor, pipeline, accelerate or transformers
     precision, compile: of the other side
     block_steps, warmup_steps, budget: see `interleave`
 """
@@ -28,6 +28,7 @@ from paceline.parallel.compile.apply import recompiles
 OTHERS = {
     "handwritten": "benchmarks.sides:HandwrittenSide",
     "tensor": "benchmarks.tensor_side:TensorSide",
+    "pipeline": "benchmarks.pipeline_side:PipelineSide",
     "fully_shard": "benchmarks.sides:HandwrittenShardedSide",
     "accelerate": "benchmarks.peers.accelerate_side:AccelerateSide",
     "transformers": "benchmarks.peers.trainer_side:TrainerSide",

@@ -24,12 +24,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from benchmarks.handwritten import Handwritten
+from benchmarks.handwritten import Handwritten, fused_adamw, initial_decoder
 from benchmarks.ranks import Rank
 from benchmarks.recipe import Recipe
+from benchmarks.sides import HandwrittenSide
 from paceline.data.dataset import TokenDataset
-from paceline.model.init import initialise
-from paceline.model.transformer import Decoder
 
 
 def block_plan() -> dict[str, ParallelStyle]:
@@ -50,32 +49,28 @@ def block_plan() -> dict[str, ParallelStyle]:
     }
 
 
+def root_plan() -> dict[str, ParallelStyle]:
+    """What stands before and after the blocks."""
+    return {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "lm_head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+    }
+
+
 class TensorHandwritten(Handwritten):
     """The loop; `step()` is one optimizer step. The embeddings are not tied."""
 
     def __init__(self, recipe: Recipe, dataset: TokenDataset) -> None:
         self.recipe, self.dataset, self.rank, self.done = recipe, dataset, 0, 0
         self.loss = torch.zeros(())
-        with torch.device("meta"):
-            decoder = Decoder(recipe.spec)
-        initialise(decoder, recipe.spec, recipe.seed, "cpu")
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        root: dict[str, ParallelStyle] = {
-            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-            "norm": SequenceParallel(),
-            "lm_head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
-        }
-        parallelize_module(decoder, mesh, root)
+        decoder = initial_decoder(recipe)
+        parallelize_module(decoder, mesh, root_plan())
         for block in decoder.blocks.values():
             parallelize_module(block, mesh, block_plan())
         self.decoder = decoder.train()
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in decoder.parameters() if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-                {"params": [p for p in decoder.parameters() if p.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True,
-        )  # fmt: skip
+        self.optimizer = fused_adamw(decoder, recipe)
 
     def step(self) -> None:
         """Forward, backward, clipping and the update."""
@@ -86,22 +81,18 @@ class TensorHandwritten(Handwritten):
             with loss_parallel():
                 loss = F.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten()) / len(batches)
                 loss.backward()  # type: ignore[no-untyped-call]
-            total += _local(loss.detach())
+            total += as_tensor(loss.detach())
         if self.recipe.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.recipe.clip_norm, foreach=True)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(self.done)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         self.loss = total
-        self.done += 1
+        self.update()
 
     def mean_loss(self) -> float:
         """The same on every rank."""
         return float(self.loss)
 
 
-class TensorSide:
+class TensorSide(HandwrittenSide):
     """The loop as one of the things compared."""
 
     name = "parallelize_module"
@@ -109,17 +100,8 @@ class TensorSide:
     def __init__(self, rank: Rank, recipe: Recipe) -> None:
         self.loop = TensorHandwritten(recipe, rank.data.train)
 
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            self.loop.step()
 
-    def last_loss(self) -> float:
-        return self.loop.mean_loss()
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
-def _local(loss: torch.Tensor) -> torch.Tensor:
-    whole = loss.full_tensor() if isinstance(loss, DTensor) else loss
+def as_tensor(value: torch.Tensor) -> torch.Tensor:
+    """A number that may be distributed, as a plain tensor."""
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
     return whole.detach()

@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.launch import run_ranks
+from benchmarks.launch import PROCS, run_ranks
 from benchmarks.pairs import Budget, Interval
 from benchmarks.program import finish, parser
 from benchmarks.record import ROOT, Figure, say
@@ -28,6 +28,7 @@ LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 turns rounding noise into steps of its own size; bf16 has 8 bits of mantissa."""
 
 MEDIAN_TARGET, LOW_TARGET = 0.99, 0.97
+RATIO_TARGET = f"median >= {MEDIAN_TARGET}, bound >= {LOW_TARGET}"
 DEFAULTS_TARGET, MFU_TARGET = 1.6, 0.5
 
 QUICK_WORDS = ["model.num_layers=2", "data.sequence_length=128"]
@@ -44,14 +45,14 @@ def base_words(quick: bool) -> list[str]:
 
 
 def compare(
-    words: list[str], other: str, precision: str, compiled: bool, budget: Budget, block_steps: int
+    words: list[str], other: str, precision: str, compiled: bool, budget: Budget, block_steps: int, procs: int = PROCS
 ) -> dict[str, Any]:
     """Measure paceline on the job of `words` against another side at a precision and compilation of its own."""
     options = {
         "other": other, "precision": precision, "compile": compiled, "block_steps": block_steps, "warmup_steps": 3,
         "budget": asdict(budget),
     }  # fmt: skip
-    return run_ranks("benchmarks.side_by_side", words, options)
+    return run_ranks("benchmarks.side_by_side", words, options, procs)
 
 
 def setting_words(precision: str, compiled: bool) -> list[str]:
@@ -60,6 +61,13 @@ def setting_words(precision: str, compiled: bool) -> list[str]:
 
 def interval_of(found: dict[str, Any]) -> Interval:
     return Interval(**found["ratio"])
+
+
+def ratio_figure(name: str, found: dict[str, Any], precision: str) -> Figure:
+    """A comparison at one setting against the targets: both sides must end with the same loss."""
+    ratio, tolerance = interval_of(found), LOSS_TOLERANCE[precision]
+    reached = ratio.median >= MEDIAN_TARGET and ratio.low >= LOW_TARGET and found["loss_difference"] <= tolerance
+    return Figure(name, RATIO_TARGET, shown(found, tolerance), reached)
 
 
 def shown(found: dict[str, Any], tolerance: float) -> str:
@@ -79,18 +87,15 @@ def same_settings(args: argparse.Namespace) -> int:
     for name, (precision, compiled) in SETTINGS.items():
         if args.only and args.only != name:
             continue
-        target = f"median >= {MEDIAN_TARGET}, bound >= {LOW_TARGET}"
         if compiled and find_compiler() is None:
-            figures.append(Figure(f"against hand-written, {name}", target, "no C++ compiler on the path", False))
+            figures.append(Figure(f"against hand-written, {name}", RATIO_TARGET, "no C++ compiler on the path", False))
             continue
         say(f"{name}: paceline and the hand-written loop in turn")
         own = [*words, *setting_words(precision, compiled)]
         budget = QUICK_BUDGET if args.quick else Budget()
         found = details[name] = compare(own, "handwritten", precision, compiled, budget, 1 if args.quick else 2)
-        tolerance, ratio = LOSS_TOLERANCE[precision], interval_of(found)
-        reached = ratio.median >= MEDIAN_TARGET and ratio.low >= LOW_TARGET and found["loss_difference"] <= tolerance
         threads = f"{found['threads_per_rank']} thread a rank"
-        figures.append(Figure(f"against hand-written, {name}, {threads}", target, shown(found, tolerance), reached))
+        figures.append(ratio_figure(f"against hand-written, {name}, {threads}", found, precision))
     return finish("throughput", figures, details, args, words)
 
 

@@ -12,7 +12,8 @@
     ├── NoProgress          93   three attempts without a new step
     ├── Interrupted        130   interrupted, nothing saved
     ├── WorkerFailed         1   a worker process ended by itself
-    └── OutOfMemory          1   the device or the host has too little memory
+    ├── OutOfMemory          1   the device or the host has too little memory
+    └── Unreadable           1   a captured host says nothing
 
 The codes are a contract with schedulers: `docs/guide/exit-codes.md`.
 """
@@ -129,6 +130,10 @@ class WorkerFailed(PacelineError):
 
 class OutOfMemory(PacelineError):
     """An allocation failed; the message carries the parts and the cheapest change."""
+
+
+class Unreadable(PacelineError):
+    """A snapshot of a host is of a newer version, cut short, or no snapshot at all."""
 
 
 def from_record(record: Mapping[str, Any]) -> PacelineError:

@@ -58,7 +58,7 @@ from paceline.train.keeping import make_keeper, make_room, tell_start
 from paceline.train.observe import RunObserver
 from paceline.train.resume import Start, restore_random, resume
 from paceline.train.session import Session
-from paceline.train.shared_run import open_directory
+from paceline.train.shared_run import open_directory, write_at_once
 from paceline.train.startup import host_barrier, make_optimizer, world_group
 from paceline.train.state import TrainingState
 from paceline.train.step import Batch, Forward, Loss, TrainStep, on_device
@@ -71,6 +71,14 @@ SECTIONS: dict[str, type[Section]] = {
     "batch": BatchSection,
     "checkpoint": CheckpointSection,
 }
+
+MODEL_AXES = ("tp", "cp", "pp")
+"""Axes whose ranks share one model, which has to say how it is cut."""
+
+MODEL_AXIS_KEYS = {
+    "sequence_parallel": "tp", "cp_method": "cp", "pp_schedule": "pp", "pp_stages_per_rank": "pp", "pp_layers": "pp",
+}  # fmt: skip
+"""Settings of those axes."""
 
 
 class Trainer:
@@ -139,6 +147,9 @@ class Trainer:
         check_effects([*held, ("data.eval_fraction", 0.0), ("data.eval", tuple(evals or ()))], settings.__contains__)
         self._optimizer: OptimizerSection = sections["optimizer"]  # type: ignore[assignment]
         self._parallel: ParallelSection = sections["parallel"]  # type: ignore[assignment]
+        # Before the ranks meet, as far as it is known by then.
+        _refuse_model_axes({axis: getattr(self._parallel, axis) for axis in MODEL_AXES})
+        _refuse_keys_of_model_axes(parallel)
         self._batch_section: BatchSection = sections["batch"]  # type: ignore[assignment]
         self._checkpoint: CheckpointSection = sections["checkpoint"]  # type: ignore[assignment]
         self._settings = settings
@@ -206,7 +217,7 @@ class Trainer:
     def _start(self, world: World, steps: int, directory: RunDirectory) -> tuple[Session, BatchPlan, Layout]:
         layout = resolve_layout(self._parallel, world.world_size, lambda key: key in self._settings)
         strategies(layout)
-        _refuse_model_axes(layout)
+        _refuse_model_axes(layout.degrees())
         plan = plan_batch(self._batch_section, layout, lambda per_rank: (per_rank, "all samples of a rank"))
         check_reduction(self._parallel, layout, plan, lambda key: key in self._settings)
         device, group = world.device, world_group(world)
@@ -241,6 +252,7 @@ class Trainer:
             state, world, group, self._checkpoint, place,
             prepare=lambda: make_room(self._checkpoint, place, state, world.world_size),
             check=lambda manifest: self._check_stream(manifest, world),
+            record=lambda record: write_at_once(directory, record),
         )  # fmt: skip
         loader = self._loader(world, plan, layout, steps, start)
         if isinstance(loader, IterableLoader):
@@ -441,15 +453,27 @@ def _require_doubles(model: nn.Module) -> None:
         )
 
 
-def _refuse_model_axes(layout: Layout) -> None:
-    for axis in ("tp", "cp", "pp"):
-        if layout.degrees()[axis] > 1:
+def _refuse_model_axes(degrees: Mapping[str, int]) -> None:
+    for axis in MODEL_AXES:
+        if degrees[axis] > 1:
             raise JobError(
-                f"{axis} = {layout.degrees()[axis]} needs a model whose parts say how they are split, and a module of "
-                "one's own has no such table",
+                f"{axis} = {degrees[axis]} needs a model whose parts say how they are split (a sharding table, a stage "
+                "rule), and a module of one's own has none",
                 key=f"parallel.{axis}",
-                values={axis: layout.degrees()[axis]},
-                hint="Split its weights with dp_shard, or train a model of the catalogue with `paceline train`.",
+                values={axis: degrees[axis], "valid": 1},
+                hint=f"Set parallel.{axis}=1 and split the weights with dp_shard, or train a model of the catalogue with "
+                "`paceline train`.",
+            )
+
+
+def _refuse_keys_of_model_axes(given: Mapping[str, Any]) -> None:
+    for key, axis in MODEL_AXIS_KEYS.items():
+        if key in given:
+            raise JobError(
+                f"has no effect on a module of one's own, which cannot be split along {axis}",
+                key=f"parallel.{key}",
+                values={key: given[key]},
+                hint="Remove it.",
             )
 
 

@@ -43,6 +43,18 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
             ["parallel.reduce_dtype", "reduce_every=microbatch"],
         ),
         (2, ["parallel.offload=host"], ["parallel.offload"]),
+        (4, ["parallel.tp=4"], ["parallel.tp", "2 query heads cannot be split over 4 ranks", "1, 2"]),
+        (2, ["parallel.tp=2", "model.ffn_dim=33"], ["33 numbers of the feed-forward layer"]),
+        (3, ["parallel.cp=3"], ["32 tokens does not divide into the 6 chunks of cp = 3", "30 or 36"]),
+        (2, ["parallel.pp=2"], ["2 stages, and the model has 1 blocks", "at most 1"]),
+        (
+            2,
+            ["parallel.pp=2", "model.num_layers=2", "batch.microbatch=8"],
+            ["1f1b takes at least as many micro-batches as stages, 2, and there are 1", "1 or 2 or 4"],
+        ),
+        (2, ["parallel.pp=2", "model.num_layers=2", "batch.microbatch=3"], ["3 does not divide the 8 sequences"]),
+        (2, ["parallel.cuda_graphs=true"], ["parallel.cuda_graphs", "on a processor", "Remove it"]),
+        (2, ["parallel.precision=fp8"], ["parallel.precision", "no float8 products", "bf16"]),
     ],
 )
 def test_nothing_is_started_for_a_job_that_is_refused(

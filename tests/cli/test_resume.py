@@ -51,6 +51,8 @@ def test_damage_is_passed_over_until_nothing_is_left(launch: Launcher, text: Pat
     assert done.returncode == 77 and "none of them is valid" in done.stderr and "Traceback" not in done.stderr
     assert "checkpoint.resume=never" in done.stderr
     assert max(curve(text / "runs" / "default")) == 6
+    set_aside = [r["step"] for r in read_records(text / "runs" / "default") if r.get("state") == "quarantined"]
+    assert set_aside == [4, 6, 4, 2]  # those of the attempt that ended for it, too
 
 
 def _flip(file: Path) -> None:

@@ -9,22 +9,23 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.cluster.probe import Host
 from paceline.job.load import load_job
 from paceline.job.resolve import Resolved, resolve_job, resolved_cost
 from paceline.optim.optimizer import build_optimizer
+from paceline.parallel.apply import Applied
 from paceline.parallel.context.apply import batch_part
 from paceline.parallel.fsdp.apply import ShardedReducer, held_bytes
 from paceline.parallel.layout import AXES, Layout, axes_name
-from paceline.parallel.mesh import build_mesh
-from paceline.parallel.precision.apply import autocast_of
+from paceline.parallel.mesh import Mesh, build_mesh
+from paceline.parallel.precision.apply import autocast_of, loss_scale_of
 from paceline.parallel.strategy import Cost
 from paceline.parallel.tensor.apply import vocabulary_part
 from paceline.train.language import language_functions
@@ -37,7 +38,7 @@ LENGTH = 16
 VOCABULARY = 64
 MODEL = [
     "model.num_layers=2", "model.dim=32", "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_dim=48",
-    f"model.vocab_size={VOCABULARY}", "model.max_sequence_length=64",
+    f"model.vocab_size={VOCABULARY}", "model.max_sequence_length=64", "model.tie_embeddings=false",
 ]  # fmt: skip
 
 
@@ -49,6 +50,10 @@ class Case:
     world_size: int
     overrides: tuple[str, ...] = ()
     documents: bool = False
+
+    def splits(self, *axes: str) -> bool:
+        """Whether the layout has ranks along any of these axes."""
+        return any(o.startswith(tuple(f"parallel.{axis}=" for axis in axes)) for o in self.overrides)
 
 
 def _fsdp(ranks: int, stage: int) -> tuple[str, ...]:
@@ -131,23 +136,30 @@ PIPELINE = [
          (*_pp(4, 5), "model.tie_embeddings=true", "model.positions=learned")),
     Case("pp-2 gpipe, one micro-batch", 2, _pp(2, 2, "gpipe", 12)),
     Case("pp-4 gpipe, chunked loss", 4, (*_pp(4, 4, "gpipe", 4), "parallel.loss_chunk_tokens=16")),
-    Case("pp-2 interleaved, tied", 2, (*_pp(2, 4, "interleaved-1f1b"), "model.tie_embeddings=true")),
+    Case("pp-2 interleaved, tied", 2, (*_pp(2, 4, "interleaved-1f1b", 3), "model.tie_embeddings=true")),
     Case("pp-4 interleaved", 4, _pp(4, 8, "interleaved-1f1b", 3)),
     Case("pp-2 zero-bubble, chunked loss, qk norm, dropout", 2,
-         (*_pp(2, 3, "zero-bubble"), "parallel.loss_chunk_tokens=8", "model.qk_norm=true", "model.dropout=0.2"),
+         (*_pp(2, 3, "zero-bubble", 3), "parallel.loss_chunk_tokens=8", "model.qk_norm=true", "model.dropout=0.2"),
          documents=True),
     Case("pp-4 zero-bubble tied", 4, (*_pp(4, 4, "zero-bubble", 3), "model.tie_embeddings=true")),
-    Case("pp-2 zero-bubble of 2 stages", 2, (*_pp(2, 4, "zero-bubble"), "parallel.pp_stages_per_rank=2")),
-    Case("pp-2 zbv tied", 2, (*_pp(2, 4, "zbv"), "model.tie_embeddings=true")),
-    Case("pp-4 zbv", 4, _pp(4, 8, "zbv", 1)),
-    Case("pp-2 dp-2 zero-bubble", 4, _pp(2, 2, "zero-bubble", 1)),
+    Case("pp-2 zero-bubble of 2 stages", 2, (*_pp(2, 4, "zero-bubble", 3), "parallel.pp_stages_per_rank=2")),
+    Case("pp-2 zero-bubble, layer norm, biases", 2,
+         (*_pp(2, 2, "zero-bubble", 3), "model.norm=layernorm", "model.mlp=gelu", "model.bias=true")),
+    Case("pp-2 zbv tied", 2, (*_pp(2, 4, "zbv", 3), "model.tie_embeddings=true")),
+    Case("pp-4 zbv", 4, _pp(4, 8, "zbv", 2)),
+    Case("pp-2 dp-2 zero-bubble", 4, _pp(2, 2, "zero-bubble")),
     Case("pp-2 dp-2 recomputing", 4, (*_pp(2, 2, "1f1b", 3), "parallel.recompute=full")),
     Case("pp-2 fsdp-2 tied", 4, (*_pp(2, 3), "parallel.dp_shard=2", "model.tie_embeddings=true")),
-    Case("pp-2 fsdp-2 interleaved", 4, (*_pp(2, 4, "interleaved-1f1b", 1), "parallel.dp_shard=2")),
-    Case("pp-2 fsdp-2 zero-bubble", 4, (*_pp(2, 3, "zero-bubble", 1), "parallel.dp_shard=2")),
-    Case("pp-2 tp-2 tied", 4, (*_pp(2, 2), "parallel.tp=2", "model.tie_embeddings=true", "model.qk_norm=true")),
-    Case("pp-2 cp-2 zero-bubble", 4, (*_pp(2, 2, "zero-bubble"), "parallel.cp=2"), documents=True),
-    Case("pp-2 fsdp-2 tp-2", 8, (*_pp(2, 2, "1f1b", 1), "parallel.dp_shard=2", "parallel.tp=2",
+    Case("pp-2 fsdp-2 interleaved", 4, (*_pp(2, 4, "interleaved-1f1b"), "parallel.dp_shard=2")),
+    Case("pp-2 fsdp-2 zero-bubble", 4, (*_pp(2, 3, "zero-bubble"), "parallel.dp_shard=2")),
+    Case("pp-2 fsdp-2 zero-bubble of 4 stages", 4,
+         (*_pp(2, 8, "zero-bubble", 3), "parallel.pp_stages_per_rank=4", "parallel.dp_shard=2")),
+    Case("pp-2 tp-2 zero-bubble", 4, (*_pp(2, 2, "zero-bubble", 4), "parallel.tp=2")),
+    Case("pp-2 tp-2 tied, recomputing some", 4,
+         (*_pp(2, 2, "1f1b", 3), "parallel.tp=2", "model.tie_embeddings=true", "model.qk_norm=true",
+          "parallel.recompute=selective")),
+    Case("pp-2 cp-2 zero-bubble", 4, (*_pp(2, 2, "zero-bubble", 3), "parallel.cp=2"), documents=True),
+    Case("pp-2 fsdp-2 tp-2", 8, (*_pp(2, 2), "parallel.dp_shard=2", "parallel.tp=2",
          "model.tie_embeddings=true")),
 ]  # fmt: skip
 CASES += PIPELINE
@@ -180,17 +192,31 @@ CASES += TENSOR
 
 
 @dataclass
+class Counted:
+    """What one step sent, and what was kept after it; `window_bytes` between two micro-batches of a sharded model."""
+
+    calls: dict[str, int]
+    call_bytes: dict[str, int]
+    state_bytes: dict[str, int]
+    window_bytes: dict[str, int]
+
+
+@dataclass
 class Trained:
-    """What a run left on one rank."""
+    """What a run left on one rank; `counted` by step, from 1."""
 
     losses: list[float]
     norms: list[float]
     weights: dict[str, Tensor]
     gradients: dict[str, Tensor]
-    state_bytes: dict[str, int] = field(default_factory=dict)
-    window_bytes: dict[str, int] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
-    call_bytes: dict[str, int] = field(default_factory=dict)
+    counted: dict[int, Counted] = field(default_factory=dict)
+
+
+class Run(NamedTuple):
+    """An optimizer, as overrides, and how many steps it takes."""
+
+    words: tuple[str, ...]
+    steps: int
 
 
 def resolve_case(case: Case, extra: Sequence[str] = ()) -> Resolved:
@@ -202,12 +228,14 @@ def resolve_case(case: Case, extra: Sequence[str] = ()) -> Resolved:
     return resolve_job(load_job(None, words), case.world_size, HOST)
 
 
-def train(rank: int, world_size: int, case: Case, steps: int, extra: Sequence[str] = ()) -> Trained:
-    """Train the case on this rank's share of a fixed stream of tokens; collectives are counted in the last step."""
+def made(
+    rank: int, world_size: int, case: Case, extra: Sequence[str] = (), mesh: Mesh | None = None
+) -> tuple[Resolved, nn.Module, Applied, TrainStep]:
+    """The case's model under its strategies, and its step."""
     resolved = resolve_case(case, extra)
     device = torch.device("cpu")
     group = dist.group.WORLD if world_size > 1 else None
-    mesh = build_mesh(resolved.layout, device)
+    mesh = mesh or build_mesh(resolved.layout, device)
     model, applied = build_model(resolved, mesh, device)
     forward, loss = language_functions(
         resolved.spec,
@@ -216,25 +244,70 @@ def train(rank: int, world_size: int, case: Case, steps: int, extra: Sequence[st
         part=vocabulary_part(resolved.spec, mesh),
         split_backward=resolved.pipeline.splits_backward,
     )
-    reducer = applied.reducer
     optimizer = build_optimizer(resolved.job.optimizer, applied.parameters)
     step = TrainStep(
-        model, forward, loss, optimizer, reducer, group=group, prescale=1 / resolved.tokens_per_step,
+        model, forward, loss, optimizer, applied.reducer, group=group, prescale=1 / resolved.tokens_per_step,
         clip_norm=resolved.job.optimizer.clip_norm, device=device, autocast=autocast_of(resolved.precision, device),
-        counts=resolved.layout.counts_loss(rank), stages=applied.stages,
+        counts=resolved.layout.counts_loss(rank), stages=applied.stages, loss_scale=loss_scale_of(resolved.precision),
     )  # fmt: skip
+    return resolved, model, applied, step
+
+
+def train(
+    rank: int,
+    world_size: int,
+    case: Case,
+    steps: int,
+    extra: Sequence[str] = (),
+    counted: Sequence[int] = (),
+    mesh: Mesh | None = None,
+) -> Trained:
+    """Train the case on this rank's share of a fixed stream of tokens.
+
+    Args:
+        steps: how many.
+        extra: overrides beside the case's.
+        counted: steps, from 1, in which collectives and what is kept are counted.
+        mesh: of the case's layout where it is there already.
+    """
+    resolved, model, applied, step = made(rank, world_size, case, extra, mesh)
+    optimizer = step.optimizer
     trained = Trained([], [], {}, {})
     for at in range(steps):
+        counts, marks = at + 1 in counted, _Marks(step.reducer)
         counter = CollectiveCounter(resolved.layout)
-        marks = _Marks(reducer)
-        with counter if at == steps - 1 else nullcontext():
-            result = step(_share(at, rank, resolved, case.documents), 1e-2, marks)
+        with counter if counts else nullcontext():
+            result = step(share(at, rank, resolved, case.documents), 1e-2, marks if counts else _unmarked)
         trained.losses.append(result.loss)
         trained.norms.append(result.grad_norm)
-        trained.calls, trained.call_bytes = dict(counter.calls), dict(counter.sizes)
-    gradients, buffers = reducer.state_bytes()
+        if counts:
+            kept = _state_bytes(model, applied, optimizer)
+            trained.counted[at + 1] = Counted(dict(counter.calls), dict(counter.sizes), kept, marks.held)
+    trained.weights = {n: t.clone() for n, t in applied.whole_weights()}
+    with torch.no_grad():
+        for _, parameter in applied.parameters:
+            if parameter.grad is not None:
+                parameter.copy_(parameter.grad)
+    trained.gradients = {n: t.clone() for n, t in applied.whole_weights()}
+    return trained
+
+
+def train_each(rank: int, world_size: int, case: Case, runs: Sequence[Run], counted: Sequence[int]) -> list[Trained]:
+    """The case under each optimizer; the layout's groups are made once."""
+    mesh = build_mesh(resolve_case(case).layout, torch.device("cpu"))
+    return [train(rank, world_size, case, run.steps, run.words, counted, mesh) for run in runs]
+
+
+def train_alone(rank: int, world_size: int, case: Case, runs: Sequence[Sequence[Run]]) -> dict[Run, Trained]:
+    """One process's runs, those of rank 0 and of rank 1 beside each other. The ranks have no group."""
+    return {run: train(0, 1, case, run.steps, run.words) for run in runs[rank]}
+
+
+def _state_bytes(model: nn.Module, applied: Applied, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """What is kept, by kind, and what is stored."""
+    gradients, buffers = applied.reducer.state_bytes()
     handles = [p for _, p in applied.parameters]
-    trained.state_bytes = {
+    return {
         "parameters": sum(p.numel() * p.element_size() for p in handles),
         "gradients": gradients,
         "buffers": buffers,
@@ -243,14 +316,10 @@ def train(rank: int, world_size: int, case: Case, steps: int, extra: Sequence[st
         "stored_gradients": _distinct_bytes(p.grad for p in handles if p.grad is not None),
         "stored_shown": _distinct_bytes(_stored(p) for p in model.parameters()),
     }
-    trained.window_bytes = marks.held
-    trained.weights = {n: t.clone() for n, t in applied.whole_weights()}
-    with torch.no_grad():
-        for _, parameter in applied.parameters:
-            if parameter.grad is not None:
-                parameter.copy_(parameter.grad)
-    trained.gradients = {n: t.clone() for n, t in applied.whole_weights()}
-    return trained
+
+
+def _unmarked(part: str) -> None:
+    """Of a step that is not counted."""
 
 
 def stated_cost(case: Case, extra: Sequence[str] = (), rank: int = 0) -> Cost:
@@ -343,7 +412,7 @@ def _distinct_bytes(tensors: Any) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-def _share(step: int, rank: int, resolved: Resolved, documents: bool) -> list[dict[str, Any]]:
+def share(step: int, rank: int, resolved: Resolved, documents: bool) -> list[dict[str, Any]]:
     """This rank's micro-batches of the global batch of `step`; a third of the labels is masked, unevenly by sample."""
     generator = torch.Generator().manual_seed(1000 + step)
     length = resolved.job.data.sequence_length

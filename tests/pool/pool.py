@@ -206,8 +206,13 @@ class Pool:
             prefix = self._prefixes[len(self._workers)] if self._prefixes else ()
             new.append(Worker(Path(self._folder.name), f"worker-{self._started}", prefix, self._variables))
             self._workers.append(new[-1])
-        for worker in new:
-            worker.await_ready()
+        try:
+            for worker in new:
+                worker.await_ready()
+        except RuntimeError:
+            # One that comes to life later would answer the next call with its greeting.
+            self._discard(new)
+            raise
         return self._workers[:world_size]
 
     def _call(

@@ -31,7 +31,11 @@ def test_a_small_job_resumes_without_a_trace(launch: Launcher, text: Path) -> No
     assert document["bitwise"] is True and document["samples_equal"] is True
     assert 0.0 <= document["largest_difference"] <= 1e-9
     assert (document["procs"], document["other"], document["steps"]) == (2, 1, [3, 3])
-    assert document["other_ranks"]["changes"] == ["parallel.dp_replicate=1", "parallel.dp_shard=-1"]
+    assert document["other_ranks"]["changes"] == [
+        "batch.microbatch=4",
+        "parallel.dp_replicate=1",
+        "parallel.dp_shard=-1",
+    ]
     folder = text / "runs" / "default-prove"
     assert json.loads((folder / "certificate.json").read_text()) == document
     assert not (text / "runs" / "default").exists()  # never in the run's own directory

@@ -83,3 +83,16 @@ def test_ranks_on_which_the_batch_does_not_divide_are_refused_before_anything_ru
     with pytest.raises(JobError) as raised:
         other_variant(words(), 7)
     assert "24" in str(raised.value) and "7" in str(raised.value) and "--other" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "changes"),
+    [
+        ([], 8, ("batch.microbatch=8",)),
+        ([], 7, ()),  # 24 sequences do not divide by it
+        (["batch.microbatch=12"], 8, ()),
+    ],
+)
+def test_the_microbatch_stays_where_it_can(own: list[str], given: int, changes: tuple[str, ...]) -> None:
+    variant = other_variant(words(*own), 1, given)
+    assert variant.changes == changes and (variant.microbatch == given) is ("batch.microbatch=8" in changes)

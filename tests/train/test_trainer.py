@@ -78,6 +78,12 @@ def squared(output: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, 
         ({"layout": {"tpp": 2}}, "parallel.tp"),
         ({"optimizer": {"lr": -1.0}}, ">= 0"),
         ({"optimizer": {"momentum": 0.9}}, "no effect on adamw"),
+        *(
+            ({"layout": {axis: 2}}, f"parallel.{axis}: {axis} = 2 needs a model whose parts say how they are split")
+            for axis in ("tp", "cp", "pp")
+        ),
+        ({"layout": {"pp_schedule": "gpipe"}}, "no effect on a module of one's own"),
+        ({"layout": {"cp_method": "alltoall"}}, "no effect on a module of one's own"),
         ({"forward": lambda model, batch: None, "loss": lambda model, batch: None}, "forward has no effect"),
     ],
 )

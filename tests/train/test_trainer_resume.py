@@ -21,15 +21,17 @@ from paceline.checkpoint.convert import convert
 from paceline.checkpoint.places import find_one
 from paceline.errors import JobError
 from paceline.train.keep import Keeper
+from paceline.train.state import TrainingState
 from tests.checkpoint.savers import hooked
 from tests.pool.pool import Pool, RankFailed
 from tests.train.attempts import left, said, world_of, writing_by
 
+CPU = torch.device("cpu")
 STEPS, SAVED, LEFT_AT = 8, 4, 6
 
 
 class Counted(nn.Module):
-    """Puts a new tensor in its buffer's place at each pass, with numbers that are this rank's own."""
+    """Puts a new tensor in its buffer's place at each pass, with numbers that are this rank's own, and counts passes."""
 
     seen: Tensor
 
@@ -37,10 +39,25 @@ class Counted(nn.Module):
         super().__init__()
         self.register_buffer("seen", torch.zeros(3))
         self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.passes = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen = self.seen + x.detach().sum(0)[:3]
-        return x + 1e-3 * self.seen.sum()
+        self.passes += 1
+        return x + 1e-3 * self.seen.sum() + 1e-3 * (self.passes % 5)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"passes": self.passes}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.passes = state["passes"]
+
+
+class Opaque(nn.Linear):
+    """Has a state that only pickle would take."""
+
+    def get_extra_state(self) -> Tensor:
+        return torch.zeros(2)
 
 
 class Net(nn.Module):
@@ -270,3 +287,9 @@ def test_a_stream_that_ends_at_a_failed_save_is_saved_once_more(pool: Pool, tmp_
     states = [(r["state"], r["step"]) for r in said(tmp_path, "checkpoint") if r["state"] in ("durable", "failed")]
     assert states == [("durable", 2), ("failed", 4), ("durable", 4)]
     assert [r["exit"] for r in said(tmp_path, "run_finished")] == [0]
+
+
+def test_extra_state_that_json_has_not_is_refused_before_training() -> None:
+    model = nn.Sequential(Opaque(2, 2))
+    with pytest.raises(JobError, match=r"the extra state of module .0. \(Tensor\) is nothing that JSON has"):
+        TrainingState(model, mock.Mock(parameters=[]), torch.optim.SGD(model.parameters()), None, rank=0, device=CPU)

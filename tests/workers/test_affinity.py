@@ -52,7 +52,45 @@ def test_a_rank_gets_cpus_of_one_socket() -> None:
 def test_thread_variables_of_the_user_are_kept() -> None:
     env = affinity.thread_environment(RankCpus((0,), 1, True), {"OMP_NUM_THREADS": "6"})
     assert "OMP_NUM_THREADS" not in env
-    assert env["MKL_NUM_THREADS"] == "1"
+    # MKL's own variable would win over the user's.
+    assert env["MKL_NUM_THREADS"] == "6"
+    assert affinity.thread_environment(RankCpus((0,), 2, True), {"MKL_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("cpus", "helpers", "spare"), [(2, 2, 0), (14, 2, 0), (16, 0, 0), (16, 2, 1), (64, 2, 2), (64, 9, 4)]
+)
+def test_cpus_are_left_for_loader_and_writer_where_there_are_enough(cpus: int, helpers: int, spare: int) -> None:
+    for plan in plan_affinity(2, range(cpus), None, helpers=helpers):
+        assert plan.threads + spare == cpus // 2 and plan.spare == spare
+        assert len(plan.cpus) == cpus // 2, "the loader may use all CPUs of its rank"
+    for plan in plan_affinity(2, range(cpus), cpus - 1.0, helpers=helpers, pin=False):
+        assert plan.threads + plan.spare == (cpus - 1) // 2 or cpus == 2
+    assert {p.spare for p in plan_affinity(2, range(cpus), None, threads=3, helpers=helpers)} == {0}
+
+
+def test_what_is_left_for_loader_and_writer_is_said() -> None:
+    plan = plan_affinity(2, range(16), None, helpers=2)
+    assert affinity.describe(plan) == "cpus: 2 ranks x 7 threads (1 left for loader and writer), pinned to 0-7 | 8-15"
+
+
+NODES = (tuple(range(8)), tuple(range(8, 16)))
+
+
+def test_a_rank_gets_cpus_near_its_device() -> None:
+    """Devices 0 and 1 on the second node, 2 and 3 on the first, as boards are wired."""
+    plan = plan_affinity(4, range(16), None, near=[NODES[1], NODES[1], NODES[0], NODES[0]])
+    assert [p.cpus for p in plan] == [(8, 9, 10, 11), (12, 13, 14, 15), (0, 1, 2, 3), (4, 5, 6, 7)]
+    assert all(p.pinned and p.threads == 4 for p in plan)
+
+
+def test_near_cpus_outside_the_mask_are_not_taken() -> None:
+    """Slurm gave this job CPUs of one node only: a rank whose device hangs on the other one keeps what it was given."""
+    plan = plan_affinity(2, range(8), None, near=[NODES[0], NODES[1]])
+    assert [p.cpus for p in plan] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    narrow = plan_affinity(2, [0, 1, 8, 9, 10, 11], None, near=[NODES[0], NODES[1]])
+    assert [p.cpus for p in narrow] == [(0, 1), (8, 9, 10, 11)]
+    assert {p.threads for p in narrow} == {2}, "all ranks have the threads of the one with least"
 
 
 def test_oversubscription_is_said() -> None:

@@ -60,6 +60,7 @@ def load_tensors(
     *,
     allow_missing: Iterable[str] = (),
     allow_unexpected: Iterable[str] = (),
+    elsewhere: Iterable[str] = (),
     folder: str | None = None,
 ) -> LoadReport:
     """Fill the tensors of `wanted` in place.
@@ -69,6 +70,7 @@ def load_tensors(
         wanted: a name may stand several times, with several boxes.
         allow_missing, allow_unexpected: patterns (`model/head.*`) of names that may be on one side only. None of them
             excuses a name of the optimizer.
+        elsewhere: names that other ranks want, where this one has a part of the model.
         folder: the checkpoint's folder in the storage; that of the manifest's step unless given.
 
     Raises:
@@ -76,7 +78,7 @@ def load_tensors(
         NoCheckpoint: a piece is damaged or missing, or the manifest contradicts itself. Tensors may be half filled.
     """
     reader = PieceReader(storage, manifest, folder)
-    missing, unexpected = _compare(reader, wanted, tuple(allow_missing), tuple(allow_unexpected))
+    missing, unexpected = _compare(reader, wanted, set(elsewhere), tuple(allow_missing), tuple(allow_unexpected))
     present = [placed for placed in wanted if placed.name in manifest.tensors]
     _fill(reader, present)
     loaded = sorted({placed.name for placed in present})
@@ -146,10 +148,14 @@ def _narrow(tensor: Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> 
 
 
 def _compare(
-    reader: PieceReader, wanted: Sequence[Placed], allow_missing: tuple[str, ...], allow_unexpected: tuple[str, ...]
+    reader: PieceReader,
+    wanted: Sequence[Placed],
+    elsewhere: set[str],
+    allow_missing: tuple[str, ...],
+    allow_unexpected: tuple[str, ...],
 ) -> tuple[list[str], list[str]]:
-    """The names that are on one side only and may be: missing and unexpected ones."""
-    names, stored = {placed.name for placed in wanted}, reader.manifest.tensors
+    """The names that are on one side only and may be: missing and unexpected ones, of all ranks."""
+    names, stored = elsewhere | {placed.name for placed in wanted}, reader.manifest.tensors
     missing, left = _split(names - set(stored), allow_missing)
     unexpected, ignored = _split(set(stored) - names, allow_unexpected)
     different = [text for placed in wanted if placed.name in stored for text in _differences(reader, placed)]

@@ -7,10 +7,9 @@ if TYPE_CHECKING:
     import argparse
 
 EXAMPLE = """\
-example, on each of several hosts:
-  torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m paceline bench fabric
-where another launcher has set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
-  paceline bench fabric --json
+example, where a launcher has set torchrun's variables on each of several hosts:
+  paceline bench fabric
+  paceline bench fabric --seconds 1s --json
 """
 
 

@@ -88,6 +88,15 @@ def load_job(path: Path | None, overrides: Sequence[str] = ()) -> Job:
     for text in overrides:
         key, setting = parse_override(text)
         settings = layer(settings, {key: setting}, (LENGTHS,))
+    return job_of_settings(settings, path)
+
+
+def job_of_settings(settings: Settings, path: Path | None = None) -> Job:
+    """The job of settings that were read before.
+
+    Raises:
+        JobError: a key or a value is wrong, or two of them contradict each other.
+    """
     sections = build(SECTIONS, settings)
     job = Job(**sections, settings=settings, path=path)  # type: ignore[arg-type]
     check_effects(job.values(), job.is_set)

@@ -181,7 +181,7 @@ def resolve_job(
     check_reduction(job.parallel, layout, batch, job.is_set)
     steps, why_steps = _steps(job, batch, train_samples)
     compiled, why_compile = _compile(job, spec, host, layout, batch, steps, pipeline)
-    check_transforms(pipeline, compiled, job.parallel.parameter_dtype)
+    check_transforms(pipeline, compiled, job.parallel.parameter_dtype, job.parallel.recompute)
     transforms, tokens = transforms_of(batch), batch.microbatch * job.data.sequence_length // layout.cp
     check_loss_chunk(job.parallel, tokens)
     return Resolved(

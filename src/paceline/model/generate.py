@@ -5,13 +5,16 @@ Shapes: L positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from paceline.errors import JobError
 from paceline.model.transformer import Decoder
+
+LogitsAt = Callable[[Tensor, int], Tensor]
+"""Logits_V of one position of tokens_1L."""
 
 
 @torch.no_grad()
@@ -25,6 +28,7 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
     stop_id: int | None = None,
+    logits_at: LogitsAt | None = None,
 ) -> list[int]:
     """New token ids that follow a prompt; equal arguments give equal ids on one kind of device.
 
@@ -33,6 +37,7 @@ def generate(
         temperature: divides the logits; 0 takes the most likely token.
         top_k: sample among so many most likely tokens.
         stop_id: ends the text and is not returned.
+        logits_at: runs the model, equally on all its ranks, where calling it is not enough: it is cut into stages.
 
     The model sees the last `max_sequence_length` tokens. Its training or evaluation mode is given back. Where it is split,
     all its ranks call this alike.
@@ -42,6 +47,7 @@ def generate(
     """
     _check(model, prompt_ids, vocabulary, temperature, top_k)
     device = next(model.parameters()).device
+    logits_at = logits_at or (lambda tokens_1L, at: model(tokens_1L)[0, at])
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt_ids)
     was_training = model.training
@@ -54,7 +60,7 @@ def generate(
             # What follows a token does not change its logits.
             filler = [0] * (-len(window) % multiple)
             window_1L = torch.tensor([window + filler], device=device)
-            logits_V = model(window_1L)[0, len(window) - 1, :vocabulary].float().cpu()
+            logits_V = logits_at(window_1L, len(window) - 1)[:vocabulary].float().cpu()
             token = _choose(logits_V, temperature, top_k, generator)
             if token == stop_id:
                 break

@@ -57,8 +57,9 @@ def plan_batch(
     per_rank = global_batch // dp
     if batch.microbatch is None:
         wanted, reason = largest_microbatch(per_rank)
-        fitting = [d for d in _divisors(per_rank) if d <= max(1, wanted)]
-        microbatch = max([d for d in fitting if takes(per_rank // d)] or fitting)
+        taken = [d for d in _divisors(per_rank) if takes(per_rank // d)] or _divisors(per_rank)
+        microbatch = max([d for d in taken if d <= max(1, wanted)], default=taken[0])
+        reason += "" if microbatch <= max(1, wanted) else f"; the schedule takes none below {microbatch}"
     else:
         microbatch, reason = int(batch.microbatch), "set"
     if per_rank % microbatch:

@@ -66,10 +66,11 @@ class ParallelSection(Section, frozen=True):
         ),
     ] = "auto"
     precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16", "fp64"],
+        Literal["auto", "fp32", "bf16", "fp16", "fp64", "fp8"],
         Meta(
             description="Arithmetic of forward and backward; weights and moments stay fp32 under bf16 and fp16 (which has "
-            "a dynamic loss scale). auto: bf16 where the device multiplies it faster and the model is wide enough to gain."
+            "a dynamic loss scale). auto: bf16 where the device multiplies it faster and the model is wide enough to gain. "
+            "fp8 is refused, with the reason (docs/guide/platforms.md)."
         ),
     ] = "auto"
     parameter_dtype: Annotated[
@@ -98,6 +99,12 @@ class ParallelSection(Section, frozen=True):
             extra=AUTO,
         ),
     ] = None
+    cuda_graphs: Annotated[
+        bool,
+        Meta(
+            description="Replay a step's kernels as a graph. true is refused, with the reason (docs/guide/platforms.md)."
+        ),
+    ] = False
     recompute: Annotated[
         Literal["none", "selective", "full"],
         Meta(

@@ -18,6 +18,7 @@ from paceline.errors import JobError
 from paceline.loss.cost import auto_chunk_tokens
 from paceline.model.spec import ModelSpec
 from paceline.parallel.config import ParallelSection
+from paceline.parallel.gpu_only import check_gpu_only
 from paceline.parallel.layout import Layout
 from paceline.parallel.offload.config import NO_OFFLOAD, OffloadConfig, offload_config
 from paceline.parallel.offload.cost import CHUNK_ELEMENTS
@@ -48,6 +49,7 @@ def resolve_transforms(
     Raises:
         JobError: a transform cannot work here, or would have no effect.
     """
+    check_gpu_only(parallel, layout, host)
     check_precision(parallel, precision, host)
     _check_parameter_dtype(parallel, layout, precision)
     return Transforms(

@@ -57,7 +57,7 @@ def prove(words: Sequence[str], *, procs: int, other: int, before: int, after: i
     folder = parent / next_free_name(parent, f"{job.name}-prove")
     base = base_words(words, folder, before + after)
     own, precise = own_variant(base, procs), precise_variant(base, procs)
-    elsewhere = other_variant([*base, *precise.changes], other)
+    elsewhere = other_variant([*base, *precise.changes], other, precise.microbatch)
     folder.mkdir(parents=True)
     say(f"proving {before} + {after} steps in {folder}")
     runs = _Runs(folder, before, after, say, total=6 if precise.changes else 4)

@@ -14,8 +14,8 @@ from typing import Any
 from paceline.checkpoint.folders import step_folder, step_of
 from paceline.checkpoint.manifest import COMMIT_FILE
 from paceline.errors import PacelineError, from_record
-from paceline.prove.processes import kill_all, started
 from paceline.run.directory import finished_record
+from paceline.workers.processes import kill_all, started
 
 _POLL_SECONDS = 0.005
 _TAIL_LINES = 12

@@ -41,7 +41,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         words: of the command line, without the name of a run.
         procs: ranks.
         changes: `section.key=value` that differ from the user's job in what is computed or where.
-        layout, precision: as resolved.
+        layout, precision, microbatch: as resolved.
     """
 
     words: tuple[str, ...]
@@ -49,6 +49,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[str, ...]
     layout: str
     precision: str
+    microbatch: int
 
 
 EVAL_SEQUENCES = 48
@@ -83,14 +84,18 @@ def precise_variant(words: Sequence[str], procs: int) -> Variant:
     return _variant(words, procs, changes)
 
 
-def other_variant(words: Sequence[str], procs: int) -> Variant:
+def other_variant(words: Sequence[str], procs: int, microbatch: int | None = None) -> Variant:
     """The job on another number of ranks, with the fewest changes that let it run there.
+
+    Args:
+        microbatch: kept where the job leaves it open and it fits: products of other shapes round otherwise, and the
+            gradients of queries and keys, small differences of larger numbers, show that a million times larger.
 
     Raises:
         JobError: no layout that is known here fits; the reason is that of the job's own.
     """
     first: JobError | None = None
-    for changes in _candidates(load_job(*split_words(words))):
+    for changes in _candidates(load_job(*split_words(words)), microbatch):
         try:
             return _variant(words, procs, changes)
         except JobError as error:
@@ -100,12 +105,15 @@ def other_variant(words: Sequence[str], procs: int) -> Variant:
     raise first
 
 
-def _candidates(job: Job) -> Iterator[dict[str, str]]:
+def _candidates(job: Job, microbatch: int | None) -> Iterator[dict[str, str]]:
     """Changes that the job does not have already, fewer before more."""
     resets = [one | other for one, other in itertools.combinations_with_replacement(_RESETS, 2)]
+    resets.sort(key=len)
+    if microbatch is not None and job.batch.microbatch is None:
+        resets.insert(0, {"batch.microbatch": str(microbatch)})
     seen: list[dict[str, str]] = []
     for layout in _LAYOUTS:
-        for reset in sorted(resets, key=len):
+        for reset in resets:
             changes = {key: value for key, value in (layout | reset).items() if _differs(job, key, value)}
             if changes not in seen:
                 seen.append(changes)
@@ -122,4 +130,7 @@ def _variant(words: Sequence[str], procs: int, changes: dict[str, str]) -> Varia
     own = tuple(f"{key}={value}" for key, value in sorted(changes.items()))
     full = (*words, *own, f"launch.procs_per_node={procs}")
     resolved: Resolved = resolve_job(load_job(*split_words(full)), procs, probe_host())
-    return Variant(words=full, procs=procs, changes=own, layout=str(resolved.layout), precision=resolved.precision)
+    return Variant(
+        words=full, procs=procs, changes=own, layout=str(resolved.layout), precision=resolved.precision,
+        microbatch=resolved.batch.microbatch,
+    )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.errors import JobError
 
-_SECRET_KEY = re.compile(r"(^|_)(password|passwd|secret|token|api_?key|secret_key|access_key|credentials?)$", re.I)
+_SECRET_KEY = re.compile(r"(^|_)(password|passwd|secret|token|api_?key|psk|secret_key|access_key|credentials?)$", re.I)
 _URL_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.I)
 
 
@@ -32,6 +32,11 @@ def refuse_secrets(values: Mapping[str, Any]) -> None:
             key=key,
             hint="Remove it and hand it over in the environment or in the service's own credentials file.",
         )
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a name says that it holds a secret, or a value is a URL with a password."""
+    return bool(_SECRET_KEY.search(name) or _URL_PASSWORD.search(value))
 
 
 def _texts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

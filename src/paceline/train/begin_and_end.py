@@ -92,15 +92,14 @@ def finish(
 
 
 def sample_text(resolved: Resolved, data: PreparedData, session: Session) -> str:
-    if resolved.layout.pp > 1:
-        # A rank has some blocks of the model only, and passing tokens on one by one through the stages is not built.
-        return "no sample under pp: `paceline generate` reads the checkpoint whole"
+    stages = session.step.stages
     prompt, model = [data.tokenizer.separator], cast(Decoder, session.model)
     # Blocks that are gathered in 16 bit multiply in it, as they do in training.
     with eagerly(), whole_sequences(model), session.autocast() if session.in_step else nullcontext():
         ids = generate(
             model, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.8, top_k=40,
             seed=resolved.job.run.seed, vocabulary=data.tokenizer.vocabulary,
+            logits_at=None if stages is None else stages.logits_at,
         )  # fmt: skip
     session.settle()
     return f"sample:\n{data.tokenizer.decode(ids)}"

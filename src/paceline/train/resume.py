@@ -80,6 +80,7 @@ def resume(
     *,
     prepare: Callable[[], list[str]] = list,
     check: Callable[[Manifest], None] = lambda manifest: None,
+    record: Callable[[Record], None] = lambda record: None,
 ) -> Start:
     """Load the newest valid checkpoint at `place`, or the one that the job starts from; nothing in a fresh run.
 
@@ -88,6 +89,7 @@ def resume(
         place: folder or URL of this run's checkpoints.
         prepare: on rank 0, before anything is looked at; returns notes.
         check: refuses a checkpoint of another model or vocabulary with a JobError.
+        record: on rank 0, takes what was set aside, at once: the attempt may end for it.
 
     Raises:
         NoCheckpoint: there are checkpoints and none of them is valid, or none where the job starts from.
@@ -98,15 +100,17 @@ def resume(
     began = time.perf_counter()
 
     suspect: Suspect | None = None
+    own_names = [placed.name for placed in (*state.weights(), *state.moments())]
+    elsewhere = set().union(*gather_objects(own_names, group)) - set(own_names)
 
     def choose() -> Source | None:
         if not start.prepared:
             start.notes += prepare()
             start.prepared = True
         if suspect is not None:
-            _judge(suspect, start)
+            _judge(suspect, start, record)
         with explained(open_storage(place), ""):
-            return _choose(section, place, start)
+            return _choose(section, place, start, record)
 
     while True:
         # An old writer may take as long, and the storage once more.
@@ -115,7 +119,7 @@ def resume(
         if source is None:
             return start
         beat(-1, f"loading the checkpoint of step {source.step}", allow_seconds=float(section.storage_timeout))
-        manifest, error = _load(state, source, section, check, start)
+        manifest, error = _load(state, source, section, check, start, elsewhere)
         # Storage may keep one rank longer than a collective waits.
         world.host_barrier(world.shared_key("loaded"))
         told = gather_objects(None if error is None else error.to_record(), group)
@@ -129,7 +133,7 @@ def resume(
         suspect = Suspect(source, *failed[0])
 
 
-def _choose(section: CheckpointSection, place: str, start: Start) -> Source | None:
+def _choose(section: CheckpointSection, place: str, start: Start, record: Callable[[Record], None]) -> Source | None:
     """Rank 0's choice."""
     storage = open_storage(place)
     start.notes += folders.tidy(storage)
@@ -137,7 +141,7 @@ def _choose(section: CheckpointSection, place: str, start: Start) -> Source | No
         findings = verify.quick(storage, step)
         if not findings:
             return _source(Found(storage, folders.step_folder(step)), own=True)
-        _quarantine(storage, step, findings[0].describe(), start)
+        _quarantine(storage, step, findings[0].describe(), start, record)
     _refuse_silent_restart(storage, place)
     return None if section.start_from is None else _source(_other(section.start_from), own=False)
 
@@ -197,7 +201,12 @@ def _agree(choose: Callable[[], Source | None], world: World) -> Source | None:
 
 
 def _load(
-    state: TrainingState, source: Source, section: CheckpointSection, check: Callable[[Manifest], None], start: Start
+    state: TrainingState,
+    source: Source,
+    section: CheckpointSection,
+    check: Callable[[Manifest], None],
+    start: Start,
+    elsewhere: set[str],
 ) -> tuple[Manifest | None, PacelineError | None]:
     """Fill the state, or say what stood in the way: the ranks agree on that before any of them goes on."""
     try:
@@ -214,7 +223,7 @@ def _load(
                 hint="Make sure that all hosts see the same files there.",
             )
         check(manifest)
-        report = _fill(state, found, manifest, section, own=source.own)
+        report = _fill(state, found, manifest, section, elsewhere, own=source.own)
         start.notes += _left_out(report)
     except PacelineError as error:
         return None, error
@@ -228,20 +237,31 @@ def _load(
 
 
 def _fill(
-    state: TrainingState, found: Found, manifest: Manifest, section: CheckpointSection, *, own: bool
+    state: TrainingState,
+    found: Found,
+    manifest: Manifest,
+    section: CheckpointSection,
+    elsewhere: set[str],
+    *,
+    own: bool,
 ) -> LoadReport:
-    """Tensors first, in place; a checkpoint of weights alone (an imported one) leaves the moments at zero."""
+    """Tensors first, in place; a checkpoint of weights alone (an imported one) leaves the moments at zero.
+
+    `elsewhere` are names that other ranks alone hold, as those of other stages.
+    """
     only_weights = not own and is_imported(manifest)
     buffers = [] if only_weights else state.buffers(state.rank % max(1, manifest.world_size))
     wanted = [*state.weights(), *([] if only_weights else state.moments()), *buffers]
     report = load_tensors(
         found.storage, manifest, wanted, folder=found.folder,
+        elsewhere=[name for name in elsewhere if not (only_weights and name.startswith(f"{OPTIMIZER}/"))],
         allow_missing=() if own else section.allow_missing,
         # Other ranks' buffers are not ours to miss.
         allow_unexpected=(f"{BUFFER}/*", *(() if own else section.allow_unexpected)),
     )  # fmt: skip
     if not only_weights:
-        state.restore_shared(manifest.state)
+        state.restore_shared(manifest.state, manifest.ranks)
+        state.restore_extra(manifest.ranks)
     state.publish()
     return report
 
@@ -285,7 +305,7 @@ def restore_random(start: Start, state: TrainingState, seed: int) -> None:
         random_state.seed_anew(seed, start.step, state.rank, state.device)
 
 
-def _judge(suspect: Suspect, start: Start) -> None:
+def _judge(suspect: Suspect, start: Start, record: Callable[[Record], None]) -> None:
     """On rank 0: set a checkpoint aside where it is damaged indeed, and not where one rank fails to see or read it.
 
     Raises:
@@ -295,7 +315,7 @@ def _judge(suspect: Suspect, start: Start) -> None:
     storage = open_storage(source.place)
     beat(-1, f"verifying the checkpoint of step {source.step}", allow_seconds=24 * 3600.0)
     if verify.verify(storage, source.step):
-        _quarantine(storage, source.step, error.message, start)
+        _quarantine(storage, source.step, error.message, start, record)
         return
     raise PacelineError(
         f"rank {suspect.rank} cannot load {source.found.where}, in which rank 0 finds every byte as it was written: "
@@ -306,7 +326,7 @@ def _judge(suspect: Suspect, start: Start) -> None:
     )
 
 
-def _quarantine(storage: Storage, step: int, reason: str, start: Start) -> None:
+def _quarantine(storage: Storage, step: int, reason: str, start: Start, record: Callable[[Record], None]) -> None:
     where = folders.quarantine(storage, step, reason)
-    start.records.append(Checkpoint(step=step, state="quarantined", path=where, reason=reason))
+    record(Checkpoint(step=step, state="quarantined", path=where, reason=reason))
     start.notes.append(f"warning: the checkpoint of step {step} is damaged and was set aside in {where}: {reason}")

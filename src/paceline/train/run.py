@@ -78,7 +78,8 @@ def summary(directory: RunDirectory, resolved: Resolved) -> dict[str, Any]:
 
 def _run_workers(resolved: Resolved, directory: RunDirectory, words: list[str], launched: float) -> GroupResult:
     job, procs = resolved.job, resolved.layout.world_size
-    cpus = plan_here(procs, job.launch.threads, job.launch.affinity == "auto")
+    # Beside each rank its loader's processes, and on the host the writer of checkpoints.
+    cpus = plan_here(procs, job.launch.threads, job.launch.affinity == "auto", helpers=job.data.workers + 1)
     env = {**os.environ, **worker_environment(directory, launched)}
     quota = affinity.cpu_quota()
     with start(

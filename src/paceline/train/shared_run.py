@@ -18,6 +18,7 @@ from paceline.job.write import resolved_toml, resolved_values
 from paceline.run.directory import RunDirectory, next_free_name
 
 if TYPE_CHECKING:
+    from paceline.run.records import Record
     from paceline.workers.rendezvous import World
 
 RUN_PATH = "PACELINE_RUN_PATH"
@@ -73,6 +74,12 @@ def _recorded(directory: RunDirectory) -> RunDirectory:
             for change in directory.changes:
                 writer.write(change)
     return directory
+
+
+def write_at_once(directory: RunDirectory, record: Record) -> None:
+    """Write down what happens before the records of the attempt begin."""
+    with directory.writer("start") as writer:
+        writer.write(record)
 
 
 def worker_environment(directory: RunDirectory, launched: float) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from paceline.train import random_state
 MODEL, OPTIMIZER, BUFFER = "model", "optimizer", "buffer"
 """First parts of the tensors' names: `model/<parameter>`, `optimizer/<kind>/<parameter>`, `buffer/<rank>/<name>`."""
 
+STEPS = "optimizer_steps"
+"""In a rank's own state: updates that each of its parameters has seen, where ranks have other parameters."""
+
 
 class TrainingState:
     """What a session must not lose.
@@ -29,6 +33,9 @@ class TrainingState:
         optimizer: its moments are made here, if they are not there yet.
         loss_scale: fp16's.
         rank, device: this rank's.
+
+    Raises:
+        JobError: a module's extra state (`get_extra_state`) is nothing that JSON has.
 
     Attributes:
         position: where this rank is in data that cannot be asked for sample number n; None where a step says it all.
@@ -58,6 +65,7 @@ class TrainingState:
         }
         self.rank = rank
         self.position: Callable[[], Any] = lambda: None
+        self._extra_states()
 
     def weights(self) -> list[Placed]:
         """This rank's part of every parameter."""
@@ -98,17 +106,45 @@ class TrainingState:
     def own(self) -> dict[str, Any]:
         """What is this rank's alone, at the moment of a save: also brings what `placed` gives up to it."""
         self._take_buffers()
-        position = self.position()
-        return {"random": random_state.capture(self.device)} | ({} if position is None else {"position": position})
+        own = {"random": random_state.capture(self.device)}
+        position, extra = self.position(), self._extra_states()
+        if position is not None:
+            own["position"] = position
+        if extra:
+            own["extra"] = extra
+        if self._applied.stages is not None:
+            # Ranks with other stages count the updates of other parameters.
+            own[STEPS] = self._steps()
+        return own
 
-    def restore_shared(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `shared`, once the tensors are there."""
-        steps: Mapping[str, float] = state["optimizer"]["steps"]
+    def restore_shared(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) -> None:
+        """The inverse of `shared`, once the tensors are there; `ranks` is what each rank's `own` gave."""
+        steps: dict[str, float] = dict(state["optimizer"]["steps"])
+        for own in ranks:
+            steps.update(own.get(STEPS, {}))
         for parameter, held in self._optimizer.state.items():
             if "step" in held:
                 held["step"].fill_(steps[self._names[parameter]])
         if self._loss_scale is not None and state["loss_scale"] is not None:
             self._loss_scale.load_state_dict(state["loss_scale"])
+
+    def restore_extra(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Give the modules their extra state back; ranks beyond those that saved take theirs in turn, as with buffers.
+
+        Raises:
+            JobError: the modules that have one are not those of the checkpoint.
+        """
+        saved = ranks[self.rank % len(ranks)].get("extra", {}) if ranks else {}
+        here = dict(_with_extra_state(self._model))
+        if ranks and here.keys() != saved.keys():
+            lacking, more = sorted(here.keys() - saved.keys()), sorted(saved.keys() - here.keys())
+            raise JobError(
+                "the checkpoint has the extra state of other modules: "
+                f"it lacks {lacking or 'none'}, and only it has {more or 'none'}",
+                values={"lacking": lacking, "unexpected": more},
+            )
+        for name, state in saved.items():
+            here[name].set_extra_state(state)
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -133,6 +169,23 @@ class TrainingState:
                 )
             kept.copy_(buffer)
 
+    def _extra_states(self) -> dict[str, Any]:
+        """What `get_extra_state` of each module gives, which must come out of JSON as it went in."""
+        states = {name: module.get_extra_state() for name, module in _with_extra_state(self._model)}
+        for name, state in states.items():
+            try:
+                is_plain = json.loads(json.dumps(state)) == state
+            except (TypeError, ValueError):
+                is_plain = False
+            if not is_plain:
+                raise JobError(
+                    f"the extra state of module {name!r} ({type(state).__name__}) is nothing that JSON has, and a "
+                    "checkpoint has no pickle in it",
+                    values={"module": name, "type": type(state).__name__},
+                    hint="Return numbers, strings, lists and dictionaries from get_extra_state, or register buffers.",
+                )
+        return states
+
     def _steps(self) -> dict[str, float]:
         """Updates that each parameter has seen; one transfer from the device for all."""
         held = [(self._names[p], s["step"]) for p, s in self._optimizer.state.items() if "step" in s]
@@ -152,6 +205,13 @@ def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in module.named_buffers(prefix, recurse=False):
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
                 yield name, buffer
+
+
+def _with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that have more to say than tensors."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            yield name, module
 
 
 def _is_plain(value: Any) -> bool:

@@ -68,6 +68,8 @@ class Stages(Protocol):
         mark: Mark,
     ) -> None: ...
 
+    def logits_at(self, tokens_1L: Tensor, at: int, /) -> Tensor: ...
+
 
 class TrainStep:
     """Owns the parts of a step; one call is one optimizer step.

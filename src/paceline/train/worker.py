@@ -108,6 +108,7 @@ def _begin(
         state, world, world_group(world), section, place,
         prepare=lambda: make_room(section, place, state, world.world_size),
         check=lambda manifest: check_model(manifest, resolved, data, own=manifest.run_id == directory.run_id),
+        record=lambda record: shared_run.write_at_once(directory, record),
     )  # fmt: skip
 
 

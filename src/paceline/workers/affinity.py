@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from paceline.workers import environment
 
+SPARE_SHARE = 8
+"""A rank with fewer CPUs than this leaves none to its loader and the writer: one of 7 would be more than they use."""
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -28,11 +31,15 @@ _AT_IMPORT = allowed_cpus()
 
 
 class RankCpus(NamedTuple):
-    """CPUs a rank may run on and its number of threads; `pinned` where the CPUs are its own."""
+    """CPUs a rank may run on and its number of threads; `pinned` where the CPUs are its own.
+
+    `spare` of them have no thread of the rank: they are left to its loader and the writer of checkpoints.
+    """
 
     cpus: tuple[int, ...]
     threads: int
     pinned: bool
+    spare: int = 0
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
@@ -49,6 +56,8 @@ def plan_affinity(
     *,
     pin: bool = True,
     order: Mapping[int, tuple[int, int]] | None = None,
+    helpers: int = 0,
+    near: Sequence[Collection[int]] = (),
 ) -> list[RankCpus]:
     """An even share of `allowed` for each local rank.
 
@@ -60,20 +69,61 @@ def plan_affinity(
         threads: per rank as the user set it; otherwise threads x ranks is at most the number of CPUs, at least 1 each.
         pin: False leaves every rank on all CPUs.
         order: socket and core by CPU; neighbours in it go to the same rank.
+        helpers: processes beside each rank (loader, writer) that CPUs are left for, at most one in `SPARE_SHARE`.
+        near: of each local rank the CPUs near its device; it gets its CPUs out of those, where all ranks can.
     """
     cores = len(allowed) if quota is None else max(1, min(len(allowed), math.floor(quota)))
     share = max(1, cores // local_world_size)
     if not pin or local_world_size == 1 or local_world_size > len(allowed) or cores < len(allowed):
-        return [RankCpus(tuple(allowed), threads or share, False)] * local_world_size
+        spare = 0 if threads else _spare(share, helpers)
+        return [RankCpus(tuple(allowed), threads or share - spare, False, spare)] * local_world_size
     ordered = sorted(allowed, key=lambda cpu: (*(order or {}).get(cpu, (0, 0)), cpu))
-    edges = [rank * len(ordered) // local_world_size for rank in range(local_world_size + 1)]
-    slices = [tuple(sorted(ordered[a:b])) for a, b in itertools.pairwise(edges)]
-    return [RankCpus(cpus, threads or share, True) for cpus in slices]
+    slices = _near_slices(ordered, local_world_size, near) or _slices(ordered, local_world_size)
+    share = min(len(cpus) for cpus in slices)
+    spare = 0 if threads else _spare(share, helpers)
+    return [RankCpus(cpus, threads or share - spare, True, spare) for cpus in slices]
+
+
+def _spare(share: int, helpers: int) -> int:
+    """CPUs of a rank's share that are left to its helpers.
+
+    A parallel region ends with its last thread, so that one CPU shared with a loader slows all of them; but a rank with few
+    CPUs would lose more by having one less.
+    """
+    return min(helpers, share // SPARE_SHARE)
+
+
+def _slices(ordered: Sequence[int], ranks: int) -> list[tuple[int, ...]]:
+    edges = [rank * len(ordered) // ranks for rank in range(ranks + 1)]
+    return [tuple(sorted(ordered[a:b])) for a, b in itertools.pairwise(edges)]
+
+
+def _near_slices(ordered: Sequence[int], ranks: int, near: Sequence[Collection[int]]) -> list[tuple[int, ...]]:
+    """Slices out of the CPUs near each rank's device; ranks with the same ones share them evenly. Nothing where one of them
+    would get none."""
+    if len(near) < ranks:
+        return []
+    groups: dict[frozenset[int], list[int]] = {}
+    for rank in range(ranks):
+        groups.setdefault(frozenset(near[rank]), []).append(rank)
+    found: dict[int, tuple[int, ...]] = {}
+    taken: set[int] = set()
+    for cpus, members in groups.items():
+        own = [cpu for cpu in ordered if cpu in cpus]
+        if len(own) < len(members) or taken.intersection(own):
+            return []
+        taken.update(own)
+        found |= dict(zip(members, _slices(own, len(members)), strict=True))
+    return [found[rank] for rank in range(ranks)]
 
 
 def thread_environment(plan: RankCpus, env: Mapping[str, str]) -> dict[str, str]:
-    """Thread variables for a worker; what the user has set in `env` stays."""
-    return {name: str(plan.threads) for name in THREAD_VARIABLES if name not in env}
+    """Thread variables for a worker; what the user has set in `env` stays, and the others follow OMP_NUM_THREADS.
+
+    Where torch is built with MKL, the library's own variable wins over OMP_NUM_THREADS (docs/log.md).
+    """
+    threads = env.get("OMP_NUM_THREADS") or str(plan.threads)
+    return {name: threads for name in THREAD_VARIABLES if name not in env}
 
 
 def describe(plan: Sequence[RankCpus], quota: float | None = None, env: Mapping[str, str] | None = None) -> str:
@@ -84,6 +134,8 @@ def describe(plan: Sequence[RankCpus], quota: float | None = None, env: Mapping[
     origin = " (OMP_NUM_THREADS)" if user else ""
     ranks = f"{len(plan)} rank{'' if len(plan) == 1 else 's'}"
     limit = f", quota {quota:g}" if quota is not None else ""
+    if first.spare and not user:
+        threads += f" ({first.spare} left for loader and writer)"
     if first.pinned:
         return f"cpus: {ranks} x {threads}{origin}, pinned to {' | '.join(cpu_list(p.cpus) for p in plan)}{limit}"
     return f"cpus: {ranks} x {threads}{origin} on cpus {cpu_list(first.cpus)}{limit}"

@@ -15,6 +15,9 @@ CPUS = "PACELINE_CPUS"
 TERMINAL = "PACELINE_TERMINAL_COLUMNS"
 
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+ELASTIC = "TORCHELASTIC_"
+"""What torchrun's agent tells its workers of itself begins with this; a run inside such a worker must not hear it."""
+
 OWN = (FOLDER, RUN_ID, LISTEN_FD, PARENT, CPUS, TERMINAL)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import JobError
-from paceline.workers import affinity, environment, ports
+from paceline.workers import affinity, environment, near, ports
 from paceline.workers.affinity import RankCpus
 from paceline.workers.interfaces import GLOO, check_interfaces
 from paceline.workers.oom import oom_kills
@@ -126,10 +126,16 @@ def start(
     return group
 
 
-def plan_here(procs: int, threads: int | None = None, pin: bool = True) -> list[RankCpus]:
-    """The CPUs of `procs` ranks on this host, out of those that this process may use."""
-    allowed = affinity.allowed_cpus()
-    return affinity.plan_affinity(procs, allowed, affinity.cpu_quota(), threads, pin=pin, order=affinity.core_order())
+def plan_here(procs: int, threads: int | None = None, pin: bool = True, helpers: int = 0) -> list[RankCpus]:
+    """The CPUs of `procs` ranks on this host, out of those that this process may use, near each rank's device.
+
+    Args:
+        helpers: processes beside each rank that CPUs are left for.
+    """
+    return affinity.plan_affinity(
+        procs, affinity.allowed_cpus(), affinity.cpu_quota(), threads,
+        pin=pin, order=affinity.core_order(), helpers=helpers, near=near.device_cpus(procs),
+    )  # fmt: skip
 
 
 def _start_one(

@@ -134,6 +134,21 @@ class Pipeline:
                 dist.send(output.contiguous(), group=self._group, group_dst=after)
         return None
 
+    def logits_at(self, tokens_1L: Tensor, at: int) -> Tensor:
+        """Logits_V of one position, on all ranks of the pipeline, which call this alike."""
+
+        def run(batch: Batch) -> Tensor:
+            output: Tensor = self.model(batch["tokens"])
+            return output
+
+        logits_BLV = self.relay({"tokens": tokens_1L}, run, run)
+        told: list[Tensor | None] = [None if logits_BLV is None else logits_BLV[0, at].float().cpu()]
+        last = self.config.rank_of(self.config.num_stages - 1)
+        dist.broadcast_object_list(told, group=self._group, group_src=last, device=self._device)
+        logits_V = told[0]
+        assert logits_V is not None
+        return logits_V
+
     def _pass(self, stage: int, entering: Tensor | None, batch: Batch, run: Callable[[Batch], Any]) -> Any:
         """Run a user's function while the model stands for one stage."""
         head = stage == self.config.num_stages - 1

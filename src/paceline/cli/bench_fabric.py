@@ -8,7 +8,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 example:
-  torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m paceline bench fabric
+  paceline bench fabric
+  paceline bench fabric --seconds 1s --json
 """
 
 

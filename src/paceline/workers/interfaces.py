@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from paceline.errors import JobError
 
@@ -35,7 +35,17 @@ def interfaces() -> list[Interface]:
     return [_interface(name) for _, name in socket.if_nameindex()]
 
 
-def selected(variable: str, value: str, table: Sequence[Interface]) -> list[Interface]:
+class Named(Protocol):
+    """Whatever stands for an interface."""
+
+    @property
+    def name(self) -> str: ...
+
+
+AnyInterface = TypeVar("AnyInterface", bound=Named)
+
+
+def selected(variable: str, value: str, table: Sequence[AnyInterface]) -> list[AnyInterface]:
     """What a value of `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` selects.
 
     Gloo takes exact names. NCCL takes prefixes; `=` before them makes them exact, `^` selects what matches none (NCCL user
@@ -47,7 +57,7 @@ def selected(variable: str, value: str, table: Sequence[Interface]) -> list[Inte
     is_excluding = value.startswith("^")
     is_exact = value.removeprefix("^").startswith("=")
 
-    def matches(one: Interface) -> bool:
+    def matches(one: AnyInterface) -> bool:
         return any(one.name == word if is_exact else one.name.startswith(word) for word in words)
 
     return [one for one in table if matches(one) != is_excluding]

@@ -1,25 +1,10 @@
 """Interface variables name interfaces that are there, up, and lead to other hosts. BL-72."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from paceline.doctor.check import Check, Found, Given
-from paceline.doctor.host import Host, Interface
-
-NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
-
-
-def selected(name: str, value: str, interfaces: Sequence[Interface]) -> list[Interface]:
-    """Interfaces that a value selects: NCCL takes prefixes, `=` makes them exact and `^` excludes; Gloo takes exact names."""
-    if name == GLOO:
-        wanted = [part.strip() for part in value.split(",")]
-        return [i for i in interfaces if i.name in wanted]
-    exclude, text = value.startswith("^"), value.removeprefix("^")
-    exact, parts = text.startswith("="), [p.strip() for p in text.removeprefix("=").split(",") if p.strip()]
-
-    def matches(interface: Interface) -> bool:
-        return any(interface.name == p if exact else interface.name.startswith(p) for p in parts)
-
-    return [i for i in interfaces if matches(i) != exclude]
+from paceline.doctor.host import Host
+from paceline.workers.interfaces import GLOO, NCCL, selected
 
 
 def look(host: Host, given: Given) -> Iterator[Found]:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from paceline.doctor.check import Check, Found, Given
-from paceline.doctor.checks.interface_named import selected
 from paceline.doctor.differ import differences
 from paceline.doctor.host import Host
 from paceline.units import format_bandwidth
+from paceline.workers.interfaces import selected
 
 
 def compare(hosts: Sequence[Host], given: Given) -> Iterator[Found]:

@@ -15,6 +15,9 @@ from paceline.parallel.strategy import CollectiveKind
 from paceline.parallel.wire import bus_factor
 
 GB = 1e9
+MANY_ROUNDS = 8
+QUARTILES_APART = 1.349
+"""Standard deviations between the quartiles of a normal distribution."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -80,9 +83,18 @@ def spread_of(samples: Sequence[float]) -> float:
 
 
 def drift_of(rounds: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of the rounds' medians over their median; 0 of fewer than two rounds."""
+    """Standard deviation of the rounds' medians over their median; 0 of fewer than two rounds.
+
+    Of many rounds it is that of a normal distribution with their quartiles, on which a few rounds beside other work have
+    no effect: they have none on the median either.
+    """
     medians = [statistics.median(one) for one in rounds if one]
-    return statistics.stdev(medians) / statistics.median(medians) if len(medians) > 1 else 0.0
+    if len(medians) < 2:
+        return 0.0
+    if len(medians) < MANY_ROUNDS:
+        return statistics.stdev(medians) / statistics.median(medians)
+    low, middle, high = statistics.quantiles(medians, n=4, method="inclusive")
+    return (high - low) / QUARTILES_APART / middle
 
 
 def median_error(drift: float, rounds: int) -> float:

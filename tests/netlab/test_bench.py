@@ -22,7 +22,7 @@ FOUR_MIB = 4 << 20
 TAKES_TURNS = 0.55
 """Gloo's all_gather uses a link one way at a time in part, where one rank begins later than the other (docs/log.md)."""
 
-CASES = [(50.0, ("all_reduce", "broadcast")), (100.0, ("send_recv", "reduce_scatter", "all_gather"))]
+CASES = [(50.0, ("all_reduce",)), (100.0, ("broadcast", "send_recv", "reduce_scatter", "all_gather"))]
 """Rates at which a busy processor is still fast enough, and what is measured at each of them."""
 
 

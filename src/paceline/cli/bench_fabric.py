@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     import argparse
 
 EXAMPLE = """\
-example, where a launcher has set torchrun's variables on each of several hosts:
+example:
   paceline bench fabric
   paceline bench fabric --seconds 1s --json
 """
@@ -15,7 +15,12 @@ example, where a launcher has set torchrun's variables on each of several hosts:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--procs", type=int, metavar="N", help="ranks on this host alone, where no launcher has started any (2)")
+    add(
+        "--procs",
+        type=int,
+        metavar="N",
+        help="ranks on this host alone, where no launcher has started one on each of several hosts (2)",
+    )
     add("--seconds", default="250ms", metavar="TIME", help="how long each flow runs (250ms)")
     add("--start-timeout", default="5m", metavar="TIME", help="until when the ranks of all hosts must have come (5m)")
 

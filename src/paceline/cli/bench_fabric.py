@@ -15,7 +15,12 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--procs", type=int, metavar="N", help="ranks on this host alone, where no launcher has started any (2)")
+    add(
+        "--procs",
+        type=int,
+        metavar="N",
+        help="ranks on this host alone, where no launcher has started one on each of several hosts (2)",
+    )
     add("--seconds", default="250ms", metavar="TIME", help="how long each flow runs (250ms)")
     add("--start-timeout", default="5m", metavar="TIME", help="until when the ranks of all hosts must have come (5m)")
 

@@ -53,9 +53,10 @@ def test_a_slow_host_behind_a_shared_uplink_is_named_as_well() -> None:
     findings = findings_of(study)
     assert [(finding.id, finding.host) for finding in findings] == [
         ("link-slow", "h1"),
-        ("uplink-oversubscribed", "uplink of h0 h1 h2 h3"),
+        # The slow host's own link is narrower than its share of the uplink: nothing that is seen tells where it stands.
+        ("uplink-oversubscribed", "uplink of h0 h2 h3"),
     ]
-    assert uplinks(study)[0].factor == pytest.approx(4.0, rel=0.1)
+    assert uplinks(study)[0].factor == pytest.approx(3.0, rel=0.1)  # of the three hosts that are named
 
 
 class Both(Case):

@@ -10,7 +10,7 @@ import pytest
 from paceline.doctor import run
 from paceline.doctor.measure import Measured, _measured, run_trial
 from paceline.doctor.trials import Side, Trial, trials
-from paceline.errors import WorkerFailed
+from paceline.errors import JobError, WorkerFailed
 from paceline.workers.processes import descendants
 from tests.doctor.hosts import change, cpu_host, with_variables
 
@@ -36,7 +36,7 @@ def test_both_sides_take_turns_and_show_that_the_setting_took_effect() -> None:
 def test_a_side_that_does_not_start_is_told_and_nothing_is_left() -> None:
     before = set(descendants(os.getpid()))
     side = Side(label="nope0", variables={"GLOO_SOCKET_IFNAME": "nope0"})
-    with pytest.raises(WorkerFailed, match="the ranks with nope0"):
+    with pytest.raises(JobError, match="nope0 selects no interface of this host"):
         run_trial(Trial(name="GLOO_SOCKET_IFNAME", a=side, b=THREADS.b, reports=""), seconds=1.0)
     assert set(descendants(os.getpid())) == before
 

@@ -129,7 +129,9 @@ def test_a_live_lab_is_not_swept_and_takes_everything_along(lab: Lab) -> None:
     with Lab((1, 1)) as other:
         names = {other.switch, *(host.namespace for host in other.hosts)}
         assert not names & set(sweep())
-        sleeper = subprocess.Popen([*other.prefix(other.hosts[0]), "sleep", "300"])
+        command = [*other.prefix(other.hosts[0]), "sh", "-c", "echo there; exec sleep 300"]
+        sleeper = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert sleeper.stdout is not None and sleeper.stdout.readline() == b"there\n"
     assert sleeper.wait(timeout=5) == -signal.SIGKILL
     assert not names & {path.name for path in NAMED.iterdir()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.parallel.strategy import CollectiveKind
-from paceline.parallel.wire import bus_factor, in_network_factor, sent_bytes
+from paceline.parallel.wire import bus_factor, sent_bytes
 
 
 # BL-73: right for n = 2 (factor 1.0) and n = 4 (1.5).
@@ -34,7 +34,3 @@ def test_gloo_s_reduce_scatter_is_counted_as_an_all_reduce() -> None:
     assert sent_bytes("reduce_scatter", 1000, 4, "gloo") == sent_bytes("all_reduce", 1000, 4, "gloo") == 1500
     assert sent_bytes("reduce_scatter", 1000, 4, "nccl") == 750
     assert sent_bytes("all_reduce", 1000, 1, "gloo") == 0
-
-
-def test_in_the_network_a_rank_sends_less_than_in_a_ring() -> None:
-    assert in_network_factor(8) == pytest.approx(7 / 9) and in_network_factor(8) < bus_factor("all_reduce", 8)

@@ -132,12 +132,6 @@ def against_baseline(rows: Sequence[Row], baseline: Mapping[str, Any]) -> list[R
     return found
 
 
-def matched(rows: Sequence[Row], baseline: Mapping[str, Any]) -> int:
-    """Rows that a stored result has too."""
-    before = {row.key for row in map(_row, baseline["rows"])}
-    return sum(row.key in before for row in rows)
-
-
 def spread_remark(rows: Sequence[Row]) -> str:
     """The spread of a sweep in words."""
     if not rows:

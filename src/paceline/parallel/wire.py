@@ -22,11 +22,6 @@ def bus_factor(kind: CollectiveKind, ranks: int) -> float:
     return 1.0
 
 
-def in_network_factor(ranks: int) -> float:
-    """The all-reduce's factor where switches sum (NVLS, SHARP): each rank sends its part once and gets the result once."""
-    return (ranks - 1) / (ranks + 1)
-
-
 def sent_bytes(kind: CollectiveKind, size_bytes: float, ranks: int, backend: str) -> float:
     """Bytes that the busiest rank sends in a ring, for a collective of `size_bytes` as `Collective` counts them.
 

@@ -1,0 +1,93 @@
+"""All that a prediction rests on, whoever's run it is: a job of ours, or a published run of another system. No torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from paceline.cluster.device import Device, Link, ProductType
+from paceline.model.flop import Recompute
+from paceline.model.spec import ModelSpec
+from paceline.parallel.layout import Layout
+
+Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zero-bubble-2p", "zbv", "dualpipev"]
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One run's configuration.
+
+    nodes, devices_per_node: of equal devices; ranks fill a node before the next, in the order of the layout's axes.
+    link: between devices of a node; fabric: between nodes, bytes/s of one device; None where there is only one.
+    precision: element type of the products. zero_stage: 0 where nothing is sharded over the data ranks.
+    stages_per_rank: of an interleaved schedule. first_layers, last_layers: blocks fewer on the first and last stage.
+    fused_attention: scores are never written to memory. software: key of the software generation (`plan/software`).
+    assumed: what the source does not say and was assumed, in words, each with its reason.
+    """
+
+    name: str
+    spec: ModelSpec
+    device: Device
+    nodes: int
+    devices_per_node: int
+    link: Link | None
+    fabric: Link | None
+    layout: Layout
+    microbatch: int
+    accumulation: int
+    sequence_length: int
+    precision: ProductType = "bf16"
+    recompute: Recompute = "none"
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    schedule: Schedule = "1f1b"
+    stages_per_rank: int = 1
+    first_layers: int = 0
+    last_layers: int = 0
+    sequence_parallel: bool = False
+    context_method: Literal["gather", "alltoall", "ring"] = "gather"
+    fused_attention: bool = True
+    compile: bool = False
+    loss_chunk_tokens: int = 0
+    reduce_every_microbatch: bool = False
+    software: str = "paceline"
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step."""
+        return self.layout.dp * self.microbatch * self.accumulation
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.sequence_length
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """Predicted seconds of one optimizer step.
+
+    `parts` add up to `seconds`; their names are those of the report (`run.records.PARTS`). `detail` splits them further
+    (by operation and by collective, with what was hidden), for explanation only. The true step lies between `p10` and
+    `p90` with a probability of 80%.
+    """
+
+    seconds: float
+    p10: float
+    p90: float
+    parts: dict[str, float]
+    detail: dict[str, float]
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """Predicted peak of the rank that needs most, in bytes.
+
+    allocated: of tensors. reserved: what the allocator took for them. device: what the device reports as used, with the
+    context and the buffers of communicators. Each with the range that holds for 80% of runs.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    device_p10_bytes: int
+    device_p90_bytes: int
+    parts: dict[str, int]
+    stage: int

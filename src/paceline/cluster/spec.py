@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.cluster.catalogue import device, fabric, has_fast_bf16
+from paceline.cluster.catalogue import device, device_names, fabric, has_fast_bf16
 from paceline.cluster.device import Device, Link
 from paceline.cluster.measured import MeasuredCluster, load_measured
 from paceline.cluster.nodes import find_node, unknown_node
@@ -80,6 +80,12 @@ def _words(text: str) -> tuple[int, int, str, str | None, str | None]:
     if match := _SOLD.fullmatch(text):
         sold = find_node(match[2])
         if sold is None:
+            if match[2] in device_names():
+                raise UsageError(
+                    f"--cluster {text!r} does not say how many devices a node has",
+                    values={"cluster": text},
+                    hint=f"For example {match[1]}x8x{match[2]}.",
+                )
             raise unknown_node(match[2])
         return int(match[1]), sold.devices, sold.device, match[3] or sold.fabric, sold.key
     raise UsageError(

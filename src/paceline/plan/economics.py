@@ -24,7 +24,7 @@ from paceline.plan.failures import (
     spares_for,
 )
 from paceline.plan.money import HOURS_PER_MONTH, Money, cost_of
-from paceline.plan.prices import Kind, Prices, load_prices
+from paceline.plan.prices import KINDS, Kind, Prices, load_prices
 from paceline.plan.simulate import estimate
 from paceline.units import format_bandwidth, format_money, format_percent, format_seconds
 
@@ -126,12 +126,16 @@ def economics(
         UsageError: a number is out of range.
     """
     seen = foresee(devices, devices_per_node, checkpoint_bytes, asked, storage)
-    money, reason = _money(run_seconds, devices, asked, prices or load_prices(), seen, KEPT * checkpoint_bytes + data_bytes)
+    known, stored = prices or load_prices(), KEPT * checkpoint_bytes + data_bytes
+    money, reason = _money(run_seconds, devices, asked, known, seen, stored)
     document: dict[str, Any] = {
         "goodput": {**seen.to_record(), "spare_nodes_for_95_percent": spares_for(seen.fleet.away, NOT_TO_WAIT)},
         "run_seconds": seen.wall_seconds(run_seconds),
         "cost": None if money is None else money.to_record(),
         "cost_reason": reason,
+        "cost_by_kind": _by_kind(
+            run_seconds, devices, devices_per_node, checkpoint_bytes, asked, known, storage, stored
+        ),
         "derivation": [*seen.derivation(), *(money.derivation if money is not None else ())],
         "assumptions": assumptions(asked, seen, storage),
     }
@@ -157,6 +161,21 @@ def _money(
         run_seconds, devices, asked.what, prices, kind=asked.kind, outlook=seen, stored_bytes=stored_bytes
     )  # fmt: skip
     return money, None
+
+
+def _by_kind(
+    run_seconds: float, devices: int, devices_per_node: int, checkpoint_bytes: float, asked: Asked, prices: Prices,
+    storage: StorageRates | None, stored_bytes: float,
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """The same run at every kind of price that is known: spot is cheap an hour and pays in goodput."""
+    found = {}
+    for kind in KINDS:
+        other = msgspec.structs.replace(asked, kind=kind)
+        seen = foresee(devices, devices_per_node, checkpoint_bytes, other, storage)
+        money, _ = _money(run_seconds, devices, other, prices, seen, stored_bytes)
+        if money is not None:
+            found[kind] = {"total": money.total, "goodput": seen.goodput, "run_seconds": money.wall_seconds}
+    return found
 
 
 def assumptions(asked: Asked, seen: Outlook, storage: StorageRates | None) -> list[str]:
@@ -192,7 +211,12 @@ def describe(document: dict[str, Any]) -> str:
         head += f", {format_money(cost['total'], cost['currency'])}"
         if cost["high"] > cost["low"]:
             head += f" ({format_money(cost['low'], cost['currency'])} to {format_money(cost['high'], cost['currency'])})"
+    others = {kind: found for kind, found in document["cost_by_kind"].items() if cost and kind != cost["price_kind"]}
     lines = [head, *(f"  {line}" for line in document["derivation"])]
+    lines += [
+        f"  {kind}: {format_money(found['total'], cost['currency'])} in {format_seconds(found['run_seconds'])}"
+        for kind, found in others.items()
+    ]
     if document["cost_reason"]:
         lines.append(f"  no cost: {document['cost_reason'].splitlines()[0]}")
     return "\n".join([*lines, "  assumed:", *(f"    {line}" for line in document["assumptions"])])

@@ -94,13 +94,19 @@ def fabric(key: str, devices_per_node: int = 8) -> Link:
     return msgspec.convert(_read(FABRICS / f"{key}.toml"), Link)
 
 
-def node_link(device_name: str) -> Link | None:
-    """The link of a device by the name that it gives itself, or None where the catalogue has none."""
+def device_by_name(name: str) -> Device | None:
+    """The device that gives itself a name, or None where the catalogue has none."""
     for key in device_names():
         entry = _read(CATALOG / f"{key}.toml")
-        if device_name in (entry["name"], *entry.get("nvidia_smi", ())):
-            return device(key).link
+        if name in (entry["name"], *entry.get("nvidia_smi", ())):
+            return device(key)
     return None
+
+
+def node_link(device_name: str) -> Link | None:
+    """The link of a device by the name that it gives itself, or None where the catalogue has none."""
+    found = device_by_name(device_name)
+    return found.link if found is not None else None
 
 
 def has_fast_bf16(key: str) -> bool:

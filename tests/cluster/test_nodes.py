@@ -44,7 +44,12 @@ def test_a_clouds_own_name_is_known_and_another_network_may_be_given() -> None:
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("4xp5.48xlrge", "p5.48xlarge"), ("4xdgx-h10", "dgx-h100"), ("0xdgx-h100", "1 or more"), ("4xh100-sxm", "4x8xh100-sxm")],
+    [
+        ("4xp5.48xlrge", "p5.48xlarge"),
+        ("4xdgx-h10", "dgx-h100"),
+        ("0xdgx-h100", "1 or more"),
+        ("4xh100-sxm", "4x8xh100-sxm"),
+    ],
 )
 def test_a_wrong_word_has_the_nearest_right_one(text: str, named: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from paceline import errors
-from paceline.cluster.failures import table
+from paceline.cluster import failures
 from paceline.data.config import DataSection
 from paceline.job import reference
 from paceline.job.load import SECTIONS, load_job
@@ -98,8 +98,8 @@ def test_every_price_file_in_a_document_is_one(path: Path, text: str, tmp_path: 
 def test_the_failure_rates_of_a_document_are_those_of_the_table() -> None:
     text = (ROOT / "docs/math/checkpoint-interval.md").read_text()
     rows = {row[0]: row for found in tables(text) if found[0][0] == "observed" for row in found[1:]}
-    assert set(rows) == {observed.run for observed in table().observed}
-    for observed in table().observed:
+    assert set(rows) == {observed.run for observed in failures.table().observed}
+    for observed in failures.table().observed:
         told = rows[observed.run]
         assert int(told[1].replace(",", "")) == observed.devices
         assert float(told[3]) == pytest.approx(observed.per_device_hour, rel=0.01)

@@ -47,6 +47,7 @@ def test_the_range_is_that_of_the_offers_and_storage_is_by_the_month() -> None:
 
 def test_spot_pays_where_its_discount_is_more_than_what_interruptions_cost() -> None:
     """Expected cost through goodput: cheap at a few interruptions a month, dear at one an hour."""
+
     def total(per_hour: float) -> float:
         fleet = published_fleet(64, 8, interruptions_per_node_hour=per_hour, repair_seconds=3600.0)
         return cost_of(10 * DAY, 64, "coreweave-h100", PRICES, kind="spot", outlook=outlook(fleet, SAVE)).total
@@ -110,7 +111,9 @@ def test_the_guides_18_months_are_what_a_rent_between_the_dated_offers_gives() -
     assert half is None or half > 40
 
 
-@pytest.mark.parametrize("change", [{"load": 0.0}, {"utilisation": 1.5}, {"pue": 0.9}, {"price": 0.0}, {"lifetime_months": 0.0}])
+@pytest.mark.parametrize(
+    "change", [{"load": 0.0}, {"utilisation": 1.5}, {"pue": 0.9}, {"price": 0.0}, {"lifetime_months": 0.0}]
+)
 def test_an_impossible_ownership_is_refused(change: dict[str, float]) -> None:
     fields = {"price": 1.0, "devices": 8, "watts": 1.0, "per_kwh": 0.1, "colocation_per_kw_month": 1.0, **change}
     with pytest.raises(UsageError):

@@ -36,7 +36,9 @@ def test_every_price_of_the_snapshot_has_a_date_and_a_source() -> None:
     assert {rent.kind for rent in prices.rent} == set(KINDS)
 
 
-@pytest.mark.parametrize("device", ["a100-sxm-40g", "a100-sxm-80g", "h100-sxm", "h200-sxm", "b200-sxm", "gb200", "mi300x"])
+@pytest.mark.parametrize(
+    "device", ["a100-sxm-40g", "a100-sxm-80g", "h100-sxm", "h200-sxm", "b200-sxm", "gb200", "mi300x"]
+)
 def test_the_usual_devices_have_a_price(device: str) -> None:
     offer = load_prices().offer(device)
     assert 0.3 < offer.low <= offer.per_device_hour <= offer.high < 20
@@ -111,7 +113,7 @@ def test_a_wrong_file_is_refused_in_words(tmp_path: Path, text: str, said: str) 
     with pytest.raises(UsageError) as caught:
         load_prices(written(tmp_path, text))
     assert said in str(caught.value) and "own.toml" in str(caught.value)
-    assert caught.value.key == "--prices" and caught.value.hint is not None or "TOML" in said
+    assert caught.value.key == "--prices"
 
 
 def test_a_date_for_the_whole_file_will_do_and_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def per_device_hour(devices: int) -> float:
     small, large = sorted((o for o in table().observed if o.sized), key=lambda o: o.devices)
     at = min(max(devices, small.devices), large.devices)
     share = math.log(at / small.devices) / math.log(large.devices / small.devices)
-    return small.per_device_hour * (large.per_device_hour / small.per_device_hour) ** share
+    return small.per_device_hour * math.exp(share * math.log(large.per_device_hour / small.per_device_hour))
 
 
 def range_per_device_hour() -> tuple[float, float]:

@@ -168,7 +168,7 @@ def _by_kind(
     storage: StorageRates | None, stored_bytes: float,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """The same run at every kind of price that is known: spot is cheap an hour and pays in goodput."""
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for kind in KINDS:
         other = msgspec.structs.replace(asked, kind=kind)
         seen = foresee(devices, devices_per_node, checkpoint_bytes, other, storage)
@@ -210,7 +210,9 @@ def describe(document: dict[str, Any]) -> str:
     if cost is not None:
         head += f", {format_money(cost['total'], cost['currency'])}"
         if cost["high"] > cost["low"]:
-            head += f" ({format_money(cost['low'], cost['currency'])} to {format_money(cost['high'], cost['currency'])})"
+            head += (
+                f" ({format_money(cost['low'], cost['currency'])} to {format_money(cost['high'], cost['currency'])})"
+            )
     others = {kind: found for kind, found in document["cost_by_kind"].items() if cost and kind != cost["price_kind"]}
     lines = [head, *(f"  {line}" for line in document["derivation"])]
     lines += [

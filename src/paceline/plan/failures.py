@@ -1,6 +1,6 @@
 """What failures leave of a run's time on N devices: closed forms of docs/math/goodput.md. No torch.
 
-The interval is that of `checkpoint.every = "auto"` (`checkpoint/interval.py`); rates are published ones (`cluster/failures.py`).
+The interval is that of `checkpoint.every = "auto"` (`checkpoint/interval.py`); rates are published (`cluster/failures.py`).
 `plan/simulate.py` plays the same fleet event by event and agrees.
 """
 
@@ -17,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.units import format_percent, format_seconds
 
 REPAIR_SECONDS = 24 * 3600.0
-"""From a node's failure until it, or another in its place, is there again: an assumption, no published mean is known to us."""
+"""From a node's failure until it, or another in its place, is there again. An assumption: none published is known to us."""
 
 RESTART_SECONDS = 600.0
 """From a failure until the job trains again on nodes that are there: detection, new processes, reading the checkpoint.
@@ -152,6 +152,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         """The arithmetic, one step a line."""
         fleet = self.fleet
         low, high = range_per_device_hour()
+        found = format_percent(1 - wait_probability(fleet.spares, fleet.away))
         lines = [
             f"{fleet.devices} devices, {fleet.nodes} nodes: a failure every {format_seconds(self.seconds_between)}, at "
             f"{per_device_hour(fleet.devices):.2e} per device and hour (published sites: {low:.1e} to {high:.1e})",
@@ -160,7 +161,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
             f"a failure loses the work since the last save ({format_percent(self.redone)}) and "
             f"{format_seconds(self.recovery_seconds)} until training goes on ({format_percent(self.recovering)})",
             f"{fleet.away:.1f} nodes are away for repair on average ({format_seconds(fleet.repair_seconds)} each); with "
-            f"{fleet.spares} spare a failed node finds one in {format_percent(1 - wait_probability(fleet.spares, fleet.away))}"
+            f"{fleet.spares} spare a failed node finds one in {found}"
             f" of cases, and waiting takes {format_percent(self.waiting)}",
             f"goodput {format_percent(self.goodput)}",
         ]

@@ -1,4 +1,4 @@
-"""What a run costs: devices by the hour at a dated price, over the time that it takes with its failures; storage. No torch."""
+"""What a run costs: devices by the hour at a dated price, over the time that it takes with its failures. No torch."""
 
 from __future__ import annotations
 
@@ -77,18 +77,14 @@ def cost_of(
         UsageError: nobody offers it at that kind of price, or a number is not above 0.
     """
     if run_seconds < 0 or devices < 1:
-        raise UsageError(
-            f"a run of {run_seconds:g} s on {devices} devices has no cost", values={"devices": devices}
-        )
+        raise UsageError(f"a run of {run_seconds:g} s on {devices} devices has no cost", values={"devices": devices})
     offer = prices.offer(what, kind)
     wall = run_seconds if outlook is None else outlook.wall_seconds(run_seconds)
     paid = _paid(devices, what, outlook)
     hours = paid * wall / HOUR
     compute = hours * offer.per_device_hour
     lines = [_price_line(offer, prices.currency, what), *_time_lines(run_seconds, wall, paid, devices, outlook)]
-    lines.append(
-        f"{hours:,.0f} device-hours x {offer.per_device_hour:.2f} = {format_money(compute, prices.currency)}"
-    )
+    lines.append(f"{hours:,.0f} device-hours x {offer.per_device_hour:.2f} = {format_money(compute, prices.currency)}")
     kept, kept_line = _storage(stored_bytes, wall, prices)
     out, out_line = _egress(egress_bytes, offer.provider, prices)
     lines += [line for line in (kept_line, out_line) if line]

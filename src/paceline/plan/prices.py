@@ -6,12 +6,12 @@ import datetime
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from paceline.cluster.catalogue import device_names
-from paceline.cluster.nodes import find_node, node_names, node_type
+from paceline.cluster.nodes import NodeType, find_node, node_names
 from paceline.config import nearest
 from paceline.errors import UsageError
 
@@ -185,8 +185,6 @@ TABLES: dict[str, type[Line]] = {
     "rent": Rent, "storage": Storage, "egress": Egress, "power": Power, "purchase": Purchase, "colocation": Colocation,
 }  # fmt: skip
 
-L = TypeVar("L", bound=Line)
-
 
 def _prices(table: dict[str, Any], path: Path) -> Prices:
     schema = table.pop("schema", SCHEMA)
@@ -198,7 +196,7 @@ def _prices(table: dict[str, Any], path: Path) -> Prices:
         near = nearest(unknown[0], TABLES)
         known = f"Did you mean [[{near}]]?" if near else f"Tables: {', '.join(TABLES)}; and currency, date."
         raise _wrong(path, f"has {unknown[0]!r}, which is none of the tables of prices", known)
-    lines: dict[str, tuple[Any, ...]] = {}
+    lines: dict[str, Any] = {}
     for name, kind in TABLES.items():
         entries = table.get(name, [])
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -209,7 +207,7 @@ def _prices(table: dict[str, Any], path: Path) -> Prices:
     return Prices(currency=currency, **lines)
 
 
-def _line(kind: type[L], entry: dict[str, Any], place: str, dated: object, path: Path) -> L:
+def _line(kind: type[Line], entry: dict[str, Any], place: str, dated: object, path: Path) -> Line:
     if "date" not in entry and dated is None:
         raise _wrong(path, f"{place} has no date", "A price without a date is no price: add date = 2026-11-09.")
     fields = kind.__struct_fields__
@@ -231,12 +229,12 @@ def _line(kind: type[L], entry: dict[str, Any], place: str, dated: object, path:
     return line
 
 
-def _rent(rent: Rent, place: str, path: Path) -> Any:
+def _rent(rent: Rent, place: str, path: Path) -> Rent:
     """The same with the price of a device, after every check of its units."""
     sold = _known_node(rent.node, place, path) if rent.node is not None else None
     device = rent.device or (sold.device if sold is not None else None)
     if device is None:
-        raise _wrong(path, f"{place} says neither node nor device", "Add device = \"h100-sxm\" or node = \"p5.48xlarge\".")
+        raise _wrong(path, f"{place} says neither node nor device", 'Add device = "h100-sxm" or node = "p5.48xlarge".')
     if device not in device_names():
         near = nearest(device, device_names())
         raise _wrong(
@@ -269,7 +267,7 @@ def _rent(rent: Rent, place: str, path: Path) -> Any:
     return msgspec.structs.replace(rent, device=device, per_device_hour=price, node=sold.key if sold else None)
 
 
-def _known_node(key: str, place: str, path: Path) -> Any:
+def _known_node(key: str, place: str, path: Path) -> NodeType:
     sold = find_node(key)
     if sold is None:
         near = nearest(key, node_names())
@@ -277,7 +275,7 @@ def _known_node(key: str, place: str, path: Path) -> Any:
             path, f"{place}: no node type {key!r} in the catalogue", f"Did you mean {near}?" if near else
             f"Known: {', '.join(node_names())}.",
         )  # fmt: skip
-    return node_type(sold.key)
+    return sold
 
 
 def _median(rents: list[Rent]) -> Offer:

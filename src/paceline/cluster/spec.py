@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,9 @@ from paceline.errors import UsageError
 from paceline.units import parse_bytes
 
 HERE = "here"
+CPU = "cpu"
+"""The device of the catalogue that is a processor: `--cluster` takes the memory and the cores of this host for it."""
+
 SUFFIX = ".toml"
 MEASURED_FILE = "cluster.toml"
 """Where `here` looks for what was measured."""
@@ -25,6 +28,15 @@ ASSUMED_COMPILER = "g++"
 
 CATALOG = Path(__file__).parent / "catalog"
 _PATTERN = re.compile(r"(\d+)x(\d+)x([A-Za-z0-9.-]+)(?::([A-Za-z0-9.-]+))?")
+
+
+class NamedParts(NamedTuple):
+    """What `NODESxDEVICESxDEVICE[:FABRIC]` names."""
+
+    nodes: int
+    devices: int
+    device: str
+    fabric: str | None
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -61,12 +73,27 @@ def parse_cluster(text: str, here: Host) -> Cluster:
             values={"cluster": text},
             hint="For example 1x8xa100-sxm-80g, 4x8xh100-sxm:ndr400 or 2x2xcpu:100mbit; a measured cluster is a .toml file.",
         )
-    nodes, devices, name = int(match[1]), int(match[2]), match[3]
-    if nodes < 1 or devices < 1:
-        raise UsageError(f"--cluster {text!r}: nodes and devices are 1 or more", values={"cluster": text})
-    if name == "cpu":
-        return Cluster(text, nodes, devices, here)
-    return Cluster(text, nodes, devices, _catalog_host(name, devices))
+    named = NamedParts(int(match[1]), int(match[2]), match[3], match[4])
+    if named.nodes < 1 or named.devices < 1:
+        raise _no_devices(text, named)
+    if named.device == CPU:
+        return Cluster(text, named.nodes, named.devices, here)
+    return Cluster(text, named.nodes, named.devices, _catalog_host(named.device, named.devices))
+
+
+def named_parts(text: str) -> NamedParts | None:
+    """The parts of `NODESxDEVICESxDEVICE[:FABRIC]`; None for `here` and for a file."""
+    match = _PATTERN.fullmatch(text)
+    return None if match is None else NamedParts(int(match[1]), int(match[2]), match[3], match[4])
+
+
+def _no_devices(text: str, named: NamedParts) -> UsageError:
+    least = f"{max(1, named.nodes)}x{max(1, named.devices)}x{named.device}" + (f":{named.fabric}" if named.fabric else "")
+    return UsageError(
+        f"--cluster {text!r} has {named.nodes} nodes of {named.devices} devices; nothing runs on none",
+        values={"cluster": text, "nodes": named.nodes, "devices_per_node": named.devices},
+        hint=f"The nearest is --cluster {least}.",
+    )
 
 
 def _measured_here(here: Host) -> MeasuredCluster | None:
@@ -88,7 +115,7 @@ def _catalog_host(name: str, devices: int) -> Host:
         raise UsageError(
             f"no device {name!r} in the catalogue",
             values={"device": name, "known": device_names()},
-            hint=f"Did you mean {near}?" if near else f"Known devices: cpu, {', '.join(device_names())}.",
+            hint=(f"Did you mean {near}? " if near else "") + f"Known devices: {', '.join(sorted({CPU, *device_names()}))}.",
         )
     entry = _entry(name)
     return Host(
@@ -115,10 +142,17 @@ class NodeLink(msgspec.Struct, frozen=True):
 
 def node_link(device_name: str) -> NodeLink | None:
     """The link of a device by the name that it gives itself, or None where the catalogue has none."""
+    key = catalogue_key(device_name)
+    link = None if key is None else _entry(key).get("link")
+    return None if link is None else msgspec.convert(link, NodeLink)
+
+
+def catalogue_key(device_name: str) -> str | None:
+    """The name in the catalogue of a device by the name that it gives itself, or None where the catalogue lacks it."""
     for name in device_names():
         entry = _entry(name)
-        if device_name in (entry["name"], *entry.get("nvidia_smi", ())) and "link" in entry:
-            return msgspec.convert(entry["link"], NodeLink)
+        if device_name in (entry["name"], *entry.get("nvidia_smi", ())):
+            return name
     return None
 
 

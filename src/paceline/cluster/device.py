@@ -29,6 +29,11 @@ class Link(msgspec.Struct, frozen=True):
     source: str
     reduces: dict[str, float] = {}
 
+    @property
+    def reached_bytes_per_second(self) -> float:
+        """Bus bandwidth of a ring collective of large messages."""
+        return self.bytes_per_second * self.reached
+
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A device as it is planned for.

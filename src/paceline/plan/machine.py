@@ -1,13 +1,16 @@
-"""The device, the link and the fabric that a cluster names. No torch."""
+"""The device, the link and the fabric of a cluster, each from the catalogue, and what had to be assumed. No torch."""
 
 from __future__ import annotations
 
 import msgspec
 
-from paceline.cluster.catalogue import device, fabric
+from paceline.cluster.catalogue import catalogue_key, device, device_names, fabric
 from paceline.cluster.device import Device, Link
-from paceline.cluster.spec import Cluster, catalogue_key, device_names, named_parts
+from paceline.cluster.spec import Cluster
 from paceline.errors import UsageError
+
+ASSUMED_FABRIC = "100gbit"
+"""Between nodes of a cluster that names no fabric: one plain port a node. Said among the assumptions, never silent."""
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -25,24 +28,36 @@ def machine(cluster: Cluster) -> Machine:
     Of a processor it knows one core; each rank is taken to have an equal share of the host's cores.
 
     Raises:
-        UsageError: the catalogue lacks the device or the fabric; names the nearest.
+        UsageError: no device of the catalogue calls itself as this host's do.
     """
-    named = named_parts(cluster.text)
-    fabric_link = fabric(named.fabric) if named is not None and named.fabric else None
+    said = []
+    between = cluster.fabric
+    if between is None and cluster.nodes > 1:
+        between = fabric(ASSUMED_FABRIC, cluster.devices_per_node)
+        said.append(
+            f"--cluster {cluster.text} names no fabric: {ASSUMED_FABRIC} Ethernet is assumed, one port a node; "
+            "name yours, as in :ndr400"
+        )
     if cluster.host.device_kind == "cpu":
-        return _of_cores(cluster, fabric_link)
-    key = named.device if named is not None else catalogue_key(cluster.host.device_name)
+        whole, of_cores = _of_cores(cluster)
+        return Machine(whole, whole.link, between, (*said, of_cores))
+    found = cluster.device or device(_key(cluster))
+    return Machine(found, found.link, between, tuple(said))
+
+
+def _key(cluster: Cluster) -> str:
+    key = catalogue_key(cluster.host.device_name)
     if key is None:
         raise UsageError(
             f"no device of the catalogue calls itself {cluster.host.device_name!r}",
+            key="--cluster",
             values={"device": cluster.host.device_name, "known": device_names()},
-            hint=f"Name one that is like it with --cluster NODESxDEVICESxDEVICE: {', '.join(device_names())}.",
+            hint=f"Name one that is like it, as NODESxDEVICESxDEVICE: {', '.join(device_names())}.",
         )
-    found = device(key)
-    return Machine(found, found.link, fabric_link)
+    return key
 
 
-def _of_cores(cluster: Cluster, fabric_link: Link | None) -> Machine:
+def _of_cores(cluster: Cluster) -> tuple[Device, str]:
     core = device("cpu")
     cores = max(1, cluster.host.cores // cluster.devices_per_node)
     whole = msgspec.structs.replace(
@@ -53,5 +68,4 @@ def _of_cores(cluster: Cluster, fabric_link: Link | None) -> Machine:
         curves=tuple(msgspec.structs.replace(c, rates=tuple(cores * r for r in c.rates)) for c in core.curves),
         memory_bytes_per_second=core.memory_bytes_per_second * cores,
     )
-    said = f"a rank has {cores} of the host's {cluster.host.cores} cores, each as the catalogue says"
-    return Machine(whole, core.link, fabric_link, (said,))
+    return whole, f"a rank has {cores} of the host's {cluster.host.cores} cores, each as fast as the catalogue says"

@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.cluster.spec import Cluster
 from paceline.job.resolve import Resolved
+from paceline.plan.fixed import NOT_MODELLED, fixed_plan
 from paceline.plan.setting import Setting, StepTime
 from paceline.plan.setting_of import setting_of
 from paceline.plan.step_time import predict_step
@@ -39,3 +40,20 @@ def predicted(resolved: Resolved, cluster: Cluster) -> dict[str, Any]:
     """
     setting = setting_of(resolved, cluster)
     return {**time_figures(predict_step(setting), setting, resolved.steps), "assumed": list(setting.assumed)}
+
+
+def fixed_with_time(resolved: Resolved, cluster: Cluster) -> dict[str, Any]:
+    """The document of `plan --fixed --json`, less its schema: `fixed_plan` with the predicted time.
+
+    Raises:
+        UsageError: the catalogue lacks the device.
+    """
+    document = fixed_plan(resolved, cluster.text, cluster.devices_per_node, cluster.measured)
+    figures = predicted(resolved, cluster)
+    assumed = figures.pop("assumed")
+    kept = [told for told in document["assumptions"] if told != NOT_MODELLED]
+    return {
+        **document,
+        "chosen": {**document["chosen"], **figures},
+        "assumptions": list(dict.fromkeys([*kept, *assumed])),
+    }

@@ -8,6 +8,9 @@ from typing import Any
 import msgspec
 
 from paceline.cluster.spec import Cluster
+from paceline.job.load import Job
+from paceline.plan.advice import advice
+from paceline.plan.advice.facts import facts_of
 from paceline.plan.figures import time_figures
 from paceline.plan.fixed import axes, checkpoint_size, misfit
 from paceline.plan.search import Found
@@ -21,7 +24,7 @@ TRIED = 3
 """Layouts that a trial compares at most: a shortlist of three holds the best one nearly always (planner's own groups)."""
 
 
-def found_plan(found: Found, cluster: Cluster, words: list[str]) -> dict[str, Any]:
+def found_plan(found: Found, job: Job, cluster: Cluster, words: list[str]) -> dict[str, Any]:
     """The document of a search, less its schema.
 
     Args:
@@ -39,7 +42,7 @@ def found_plan(found: Found, cluster: Cluster, words: list[str]) -> dict[str, An
         "nearest": None if found.nearest is None else layout_record(found.nearest, cluster),
         "searched": {"layouts": found.layouts, "choices": found.choices, "predicted": found.weighed,
                      "kept": list(found.held.keys)},
-        "advice": [],
+        "advice": [a.to_record() for a in advice(facts_of(found, job, cluster))],
         "assumptions": assumptions(found, cluster),
         "derivations": [msgspec.structs.asdict(d) for d in found.ranked[0].resolved.derivations] if ranked else [],
     }  # fmt: skip
@@ -51,6 +54,7 @@ def layout_record(weighed: Weighed, cluster: Cluster) -> dict[str, Any]:
     per_node = min(cluster.devices_per_node, resolved.layout.world_size)
     return {
         "layout": {**weighed.choice.to_record(), "accumulation": resolved.batch.accumulation},
+        "keys": weighed.choice.keys(),
         "fits": resolved.fits,
         **({} if resolved.fits else {"reason": misfit(resolved)}),
         "memory": {"stages": [m.to_record() for m in resolved.stages], "heaviest": resolved.heaviest},

@@ -8,6 +8,7 @@ from paceline.cluster.spec import Cluster
 from paceline.job.load import Job
 from paceline.plan.search import search
 from paceline.plan.searched import found_plan
+from paceline.plan.would_fit import would_fit
 
 
 def searched(job: Job, clusters: list[Cluster], words: list[str]) -> dict[str, Any]:
@@ -21,12 +22,19 @@ def searched(job: Job, clusters: list[Cluster], words: list[str]) -> dict[str, A
         JobError: the job is wrong under every layout.
         UsageError: the catalogue lacks a device.
     """
-    documents = [found_plan(search(job, cluster), job, cluster, words) for cluster in clusters]
+    documents = [_document(job, cluster, words) for cluster in clusters]
     if len(documents) == 1:
         return documents[0]
     fitting = [d for d in documents if d["chosen"] is not None]
     first = min(fitting, key=lambda d: d["chosen"]["step_seconds"]) if fitting else documents[0]
     return {**first, "clusters": [_row(d, c) for d, c in zip(documents, clusters, strict=True)]}
+
+
+def _document(job: Job, cluster: Cluster, words: list[str]) -> dict[str, Any]:
+    found = search(job, cluster)
+    document = found_plan(found, job, cluster, words)
+    ways = [] if found.ranked else would_fit(job, cluster, found.nearest)
+    return {**document, "would_fit": ways}
 
 
 def _row(document: dict[str, Any], cluster: Cluster) -> dict[str, Any]:

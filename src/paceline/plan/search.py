@@ -17,6 +17,7 @@ from paceline.job.load import Job
 from paceline.optim.cost import moments_bytes
 from paceline.parallel.layout import Layout
 from paceline.plan.bounds import Bounds, Group
+from paceline.plan.refusals import nothing_runs
 from paceline.plan.rejections import Rejections
 from paceline.plan.setting import StepTime
 from paceline.plan.space import Choice, Held, Limits, fault, held_by, layouts
@@ -93,6 +94,7 @@ class Search:
         self.rejections = Rejections()
         self.met: dict[Choice, Weighed | str | None] = {}
         self.steps: dict[Choice, StepTime] = {}
+        self.layouts = 0
 
     def _available(self, cluster: Cluster) -> int:
         host = cluster.host
@@ -108,13 +110,14 @@ class Search:
         self._tell_slower(pool, order, ranked)
         nearest = None if ranked else self.nearest(pool)
         return Found(
-            tuple(ranked), tuple(front), self.rejections, nearest, self.held, len(allowed) + self.rejections.layouts,
+            tuple(ranked), tuple(front), self.rejections, nearest, self.held, self.layouts,
             int(pool.seconds.size), len(self.steps),
         )  # fmt: skip
 
     def _allowed(self) -> list[Layout]:
         found = []
         for layout in layouts(self.world):
+            self.layouts += 1
             reason = fault(layout, self.limits, self.held)
             if reason is None:
                 found.append(layout)
@@ -123,11 +126,23 @@ class Search:
         return found
 
     def pool(self, allowed: list[Layout]) -> Pool:
+        """All choices of the layouts that have any.
+
+        Raises:
+            JobError: there are none, whatever the layout.
+        """
         optimizer = self.job.optimizer
         away = self.scale.base.transforms.offload.place != "none"
         moments = 0 if away else moments_bytes(optimizer, 1, 0, 8 if self.scale.base.precision == "fp64" else 4)
         bounds = Bounds(self.scale.setting, self.limits, self.held, self.scale.base.host.device_kind, moments)
-        return Pool(bounds.groups(allowed))
+        groups = bounds.groups(allowed)
+        kept = {layout for group in groups for layout in group.layouts}
+        for layout in allowed:
+            if layout not in kept:
+                self.rejections.layout("no schedule, stage or micro-batch that the job sets runs in it", layout)
+        if not groups:
+            raise nothing_runs(self.job, self.world, self.rejections)
+        return Pool(groups)
 
     def in_order(self, pool: Pool) -> Any:
         """Numbers of the choices that may fit, the one with the lowest bound first."""
@@ -181,15 +196,17 @@ class Search:
         return known
 
     def nearest(self, pool: Pool) -> Weighed | None:
-        """The choice that needs the least memory, where none has enough."""
+        """Of the choices with the lowest bounds of memory, the one that needs the least."""
         import numpy as np
 
         runs = np.flatnonzero(np.isfinite(pool.seconds))
-        for index in runs[np.argsort(pool.memory[runs], kind="stable")][:SHOWN]:
-            found = self.scale.weigh(pool.choice(int(index)))
-            if isinstance(found, Weighed):
-                return found
-        return None
+        lowest = runs[np.argsort(pool.memory[runs], kind="stable")][:SHOWN]
+        found = [w for i in lowest if isinstance(w := self.scale.weigh(pool.choice(int(i))), Weighed)]
+        return min(found, key=lambda w: (w.memory_bytes, w.seconds), default=None)
+
+    def smallest(self) -> Weighed | None:
+        """The choice that needs the least memory, as far as is known, whether it fits or not."""
+        return self.nearest(self.pool(self._allowed()))
 
     def _step(self, choice: Choice) -> StepTime:
         if choice not in self.steps:

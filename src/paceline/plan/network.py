@@ -63,7 +63,6 @@ def seconds_of(
     """Seconds of `calls` calls that carry `size_bytes` in all, counted as nccl-tests does."""
     if group.ranks == 1 or calls == 0:
         return 0.0
-    passes = {"all_reduce": 2.0, "broadcast": 1.0}.get(kind, 1.0)
     moved = bus_factor(kind, group.ranks) * size_bytes / bus_bandwidth(kind, group, setting)
     return (moved + calls * (START_SECONDS + _latency(kind, group, setting))) * factor
 

@@ -16,6 +16,7 @@ example:
   paceline plan examples/tiny.toml --cluster here
   paceline plan model.preset=llama3-8b batch.global_batch=256 data.sequence_length=8192 --cluster 1x8xh100-sxm
   paceline plan model.preset=llama3-8b --fixed --cluster 1x8xh100-sxm --json
+  paceline plan --against tests/golden/published_runs.jsonl
 """
 
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="here, a measured cluster.toml, or NODESxDEVICESxDEVICE[:FABRIC]; given again, another one to compare",
     )  # fmt: skip
     parser.add_argument("--procs", type=int, metavar="N", help="ranks, where the cluster is here")
+    parser.add_argument("--against", metavar="RUNS.jsonl|RUN_DIR", help="predict published or own runs, print the error of each")
     parser.add_argument("--fixed", action="store_true", help="weigh the given layout only")
     parser.add_argument("--write", action="store_true", help="put the chosen layout into the job file")
 
@@ -35,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from paceline.errors import UsageError
     from paceline.job.load import split_words
 
+    if args.against:
+        return _against(args)
     specs = list(args.cluster or ["here"])
     job = job_of(args)
     if args.fixed and (args.write or len(specs) > 1):
@@ -72,6 +76,24 @@ def cluster_of(job: Job, procs: int | None, text: str) -> Cluster:
             hint="Write the number into --cluster, or remove --procs.",
         )
     return cluster
+
+
+def _against(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from paceline.cli import print_document
+    from paceline.errors import UsageError
+    from paceline.plan.against import against
+    from paceline.plan.against_text import describe_against
+
+    if args.words or args.fixed:
+        raise UsageError("--against predicts the runs of a file and takes no job", key="--against", hint="Remove the other words.")
+    document = against(Path(args.against))
+    if args.json:
+        print_document("plan", document)
+    else:
+        print(describe_against(document))
+    return 0
 
 
 def _fixed(args: argparse.Namespace, job: Job, cluster: Cluster) -> int:

@@ -66,6 +66,7 @@ def device(key: str) -> Device:
         launch_seconds=entry.get("launch_seconds", 5e-6),
         curves=tuple(_curve(kind, peak * reached[kind]) for kind, peak in entry["peak"].items() if kind in reached),
         link=_link(entry["link"]) if "link" in entry else None,
+        units=entry.get("units", 0),
         watts=entry.get("watts"),
         year=entry.get("year"),
         sources=(entry["source"], reached["source"]),

@@ -260,7 +260,9 @@ def _rates(np: Any, setting: Setting, size_flop: Any) -> Any:
 def _bus(np: Any, setting: Setting, stride: Any, degree: Any) -> Any:
     """Bytes/s of a rank's ring over an axis: that of the link within a node, beyond it of the node's fabric, shared by the
     groups that leave the node at once."""
-    link = setting.link.bytes_per_second if setting.link is not None else math.inf
+    link = math.inf
+    if setting.link is not None:
+        link = max(setting.link.bytes_per_second, *setting.link.reduces.values(), 0.0)
     fabric = setting.fabric.bytes_per_second if setting.fabric is not None else link
     inside = stride * degree <= setting.devices_per_node
     members = np.maximum(1.0, setting.devices_per_node / stride)

@@ -24,6 +24,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     stages_per_rank: of an interleaved schedule. first_layers, last_layers: blocks fewer on the first and last stage.
     fused_attention: scores are never written to memory. software: key of the software generation (`plan/software`).
     fits: measured times of collectives of this very cluster; what they cover they say better than link and fabric.
+    recipe: how numbers of 8 and 4 bits are scaled, where the source says. gradient_bytes: of an element on the wire between
+        data ranks; 0: as the generation does. tensor_overlap: tensor exchanges run beside products; None: as it does.
+    recomputed: what `selective` computes anew. recomputed_layers: the share of blocks that `full` covers.
     assumed: what the source does not say and was assumed, in words, each with its reason.
     """
 
@@ -51,6 +54,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     compile: bool = False
     loss_chunk_tokens: int = 0
     reduce_every_microbatch: bool = False
+    recipe: Literal["", "tensorwise", "rowwise", "mx"] = ""
+    recomputed: Literal["elementwise", "attention", "every other product", "mlp"] = "elementwise"
+    recomputed_layers: float = 1.0
+    gradient_bytes: int = 0
+    tensor_overlap: bool | None = None
     software: str = "paceline"
     fits: tuple[Fit, ...] = ()
     assumed: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from paceline.parallel.strategy import CollectiveKind
 from paceline.parallel.wire import bus_factor
 from paceline.plan.machine import Machine, machine
 from paceline.plan.setting import Setting
+from paceline.plan.step_time import spread
 
 MEASURED_LINK: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 """Collectives that say what a link moves, the first one that was measured."""
@@ -52,12 +53,18 @@ def setting_of(resolved: Resolved, cluster: Cluster) -> Setting:
 
 
 def fewer_blocks(pipeline: PipelineConfig) -> tuple[int, int]:
-    """Blocks that the first and the last stage have fewer than most stages; (0, 0) without a pipeline."""
+    """Blocks that the first and the last rank of a pipeline have fewer than most: of none, or of what their counts say,
+    whichever comes nearer to the blocks that each rank has."""
     if pipeline.ranks == 1:
         return 0, 0
-    inner = pipeline.layers[1:-1] or pipeline.layers
-    usual = Counter(inner).most_common(1)[0][0]
-    return max(0, usual - pipeline.layers[0]), max(0, usual - pipeline.layers[-1])
+    own = [sum(pipeline.layers[stage] for stage in pipeline.stages_of(rank)) for rank in range(pipeline.ranks)]
+    usual = Counter(own[1:-1] or own).most_common(1)[0][0]
+    stated = max(0, usual - own[0]), max(0, usual - own[-1])
+
+    def off(fewer: tuple[int, int]) -> int:
+        return sum(abs(a - b) for a, b in zip(own, spread(sum(own), pipeline.ranks, *fewer), strict=True))
+
+    return min((0, 0), stated, key=off)
 
 
 def measured_machine(found: Machine, measured: MeasuredCluster | None) -> Machine:

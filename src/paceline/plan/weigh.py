@@ -72,7 +72,7 @@ class Scale:
         )
         self.setting = msgspec.structs.replace(self.setting, link=whole.link, fabric=whole.fabric, compile=compiled)
         self._costs = layer_costs(self.base.spec, self.setting.sequence_length)
-        self._cuts: dict[int, tuple[int, int]] = {}
+        self._cuts: dict[tuple[int, int, bool], tuple[int, int]] = {}
 
     def step(self, setting: Setting) -> StepTime:
         return predict_step(setting)
@@ -103,11 +103,12 @@ class Scale:
         """Blocks that the first and the last stage have fewer than most; stages are cut once for each number of them."""
         if layout.pp == 1:
             return 0, 0
-        stages, given = layout.pp * style.stages_per_rank, self.job.parallel.pp_layers
-        if stages not in self._cuts:
-            cut = balanced_layers(self._costs, stages) if given is None else tuple(given)
-            self._cuts[stages] = fewer_blocks(PipelineConfig(style.schedule, layout.pp, style.stages_per_rank, cut))
-        return self._cuts[stages]
+        given = self.job.parallel.pp_layers
+        key = (layout.pp, style.stages_per_rank, style.schedule == "zbv")
+        if key not in self._cuts:
+            cut = balanced_layers(self._costs, layout.pp * style.stages_per_rank) if given is None else tuple(given)
+            self._cuts[key] = fewer_blocks(PipelineConfig(style.schedule, layout.pp, style.stages_per_rank, cut))
+        return self._cuts[key]
 
     def resolve(self, choice: Choice) -> Resolved:
         """The job as it runs under a choice.

@@ -55,8 +55,8 @@ class Rejections:
 
     def misfit(self, choice: Choice, needed_bytes: int, available_bytes: int) -> None:
         """A choice that needs more memory than there is, counted exactly."""
-        reason = f"needs {format_bytes(needed_bytes)} of a rank, and {format_bytes(available_bytes)} are there"
-        self._add("choices", reason, 1, choice.to_record(), str(choice))
+        told = f"{choice}: {format_bytes(needed_bytes)}"
+        self._add("choices", _too_large(available_bytes), 1, choice.to_record(), told)
 
     def schedule(self, pool: Pool, indices: Any) -> None:
         """Choices whose schedule does not take their number of micro-batches, or their recomputation."""
@@ -67,9 +67,9 @@ class Rejections:
         """Choices that need more memory than there is by the parts that can be told in advance."""
         if len(indices):
             least = indices[int(pool.memory[indices].argmin())]
-            needed = format_bytes(float(pool.memory[least]))
-            reason = f"needs at least {needed} of a rank, and {format_bytes(available_bytes)} are there"
-            self._example(reason, pool, indices, least)
+            choice = pool.choice(int(least))
+            told = f"{choice}: at least {format_bytes(float(pool.memory[least]))}"
+            self._add("choices", _too_large(available_bytes), len(indices), choice.to_record(), told)
 
     def slower(
         self, pool: Pool, order: Any, best_seconds: float, steps: Mapping[Choice, StepTime], without: set[Choice]
@@ -104,3 +104,7 @@ class Rejections:
             self._found[reason] = Rejected(reason, count, of, layout, example)
         else:
             known.count += count
+
+
+def _too_large(available_bytes: int) -> str:
+    return f"needs more than the {format_bytes(available_bytes)} of a rank"

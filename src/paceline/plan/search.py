@@ -16,6 +16,8 @@ from paceline.cluster.spec import Cluster
 from paceline.job.load import Job
 from paceline.optim.cost import moments_bytes
 from paceline.parallel.layout import Layout
+from paceline.plan.bound_memory import MemoryBound
+from paceline.plan.bound_time import TimeBound
 from paceline.plan.bounds import Bounds, Group
 from paceline.plan.refusals import nothing_runs
 from paceline.plan.rejections import Rejections
@@ -59,8 +61,9 @@ class Pool:
         self.groups = groups
         ends = np.cumsum([0, *(group.seconds.size for group in groups)])
         self._ends = ends
-        self.seconds = np.concatenate([g.seconds.ravel() for g in groups]) if groups else np.zeros(0)
-        self.memory = np.concatenate([g.memory_bytes.ravel() for g in groups]) if groups else np.zeros(0)
+        self.seconds = np.concatenate([group.seconds.ravel() for group in groups])
+        self.memory = np.concatenate([group.memory_bytes.ravel() for group in groups])
+        self.runs = np.concatenate([group.runs.ravel() for group in groups])
 
     def choice(self, index: int) -> Choice:
         import numpy as np
@@ -134,8 +137,10 @@ class Search:
         optimizer = self.job.optimizer
         away = self.scale.base.transforms.offload.place != "none"
         moments = 0 if away else moments_bytes(optimizer, 1, 0, 8 if self.scale.base.precision == "fp64" else 4)
-        bounds = Bounds(self.scale.setting, self.limits, self.held, self.scale.base.host.device_kind, moments)
-        groups = bounds.groups(allowed)
+        parallel = self.job.parallel
+        time = TimeBound(self.scale.setting, parallel.sequence_parallel, parallel.reduce_every)
+        memory = MemoryBound(self.scale.setting, self.scale.base.host.device_kind, moments)
+        groups = Bounds(time, memory, self.limits, self.held, self.available).groups(allowed)
         kept = {layout for group in groups for layout in group.layouts}
         for layout in allowed:
             if layout not in kept:
@@ -148,11 +153,10 @@ class Search:
         """Numbers of the choices that may fit, the one with the lowest bound first."""
         import numpy as np
 
-        runs = np.isfinite(pool.seconds)
-        self.rejections.schedule(pool, np.flatnonzero(~runs))
         fits = pool.memory <= self.available
-        self.rejections.memory(pool, np.flatnonzero(runs & ~fits), self.available)
-        may = np.flatnonzero(runs & fits)
+        self.rejections.schedule(pool, np.flatnonzero(~pool.runs))
+        self.rejections.memory(pool, np.flatnonzero(pool.runs & ~fits), self.available)
+        may = np.flatnonzero(pool.runs & fits)
         return may[np.argsort(pool.seconds[may], kind="stable")]
 
     def walk(self, pool: Pool, order: Any, shown: int) -> dict[Layout, Weighed]:
@@ -199,7 +203,7 @@ class Search:
         """Of the choices with the lowest bounds of memory, the one that needs the least."""
         import numpy as np
 
-        runs = np.flatnonzero(np.isfinite(pool.seconds))
+        runs = np.flatnonzero(pool.runs)
         lowest = runs[np.argsort(pool.memory[runs], kind="stable")][:SHOWN]
         found = [w for i in lowest if isinstance(w := self.scale.weigh(pool.choice(int(i))), Weighed)]
         return min(found, key=lambda w: (w.memory_bytes, w.seconds), default=None)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from paceline.cluster.spec import Cluster
+    from paceline.plan.compare import Pay
 
 KINDS = ("on-demand", "reserved", "spot")
 
@@ -25,11 +26,11 @@ def add_money_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_money(args: argparse.Namespace, document: dict[str, Any], cluster: Cluster, devices: int | None = None) -> None:
-    """Fill the plan's document with what these options ask.
+def pay_of(args: argparse.Namespace) -> Pay:
+    """What fills a plan's document with the costs that these options ask for.
 
     Raises:
-        UsageError: the price file is wrong, or a price that was asked for by kind is not known.
+        UsageError: an option or the price file is wrong. Later, where a kind of price was asked for and is not known.
     """
     from pathlib import Path
 
@@ -40,14 +41,21 @@ def add_money(args: argparse.Namespace, document: dict[str, Any], cluster: Clust
 
     if args.simulate is not None and not 0 < args.simulate <= 3650:
         raise UsageError(
-            f"--simulate {args.simulate:g}: days, above 0 and at most 3650", key="--simulate",
-            values={"days": args.simulate}, hint="For example --simulate 90.",
-        )  # fmt: skip
-    prices, what = load_prices(Path(args.prices) if args.prices else None), sold_as(cluster)
-    if args.price is not None:
-        prices.offer(what, args.price)
-    asked = Asked(what=what, kind=args.price or "on-demand", spares=args.spares, simulate_days=args.simulate)
-    price_plan(document, cluster, asked, prices, devices)
+            f"--simulate {args.simulate:g}: days, above 0 and at most 3650",
+            key="--simulate",
+            values={"days": args.simulate},
+            hint="For example --simulate 90.",
+        )
+    prices = load_prices(Path(args.prices) if args.prices else None)
+
+    def pay(document: dict[str, Any], cluster: Cluster) -> None:
+        what = sold_as(cluster)
+        if args.price is not None:
+            prices.offer(what, args.price)
+        asked = Asked(what=what, kind=args.price or "on-demand", spares=args.spares, simulate_days=args.simulate)
+        price_plan(document, cluster, asked, prices)
+
+    return pay
 
 
 def money_text(document: dict[str, Any]) -> str:

@@ -66,6 +66,7 @@ def device(key: str) -> Device:
         launch_seconds=entry.get("launch_seconds", 5e-6),
         curves=tuple(_curve(kind, peak * reached[kind]) for kind, peak in entry["peak"].items() if kind in reached),
         link=_link(entry["link"]) if "link" in entry else None,
+        units=entry.get("units", 0),
         watts=entry.get("watts"),
         year=entry.get("year"),
         sources=(entry["source"], reached["source"]),
@@ -94,19 +95,19 @@ def fabric(key: str, devices_per_node: int = 8) -> Link:
     return msgspec.convert(_read(FABRICS / f"{key}.toml"), Link)
 
 
-def device_by_name(name: str) -> Device | None:
-    """The device that gives itself a name, or None where the catalogue has none."""
+def catalogue_key(device_name: str) -> str | None:
+    """The key of a device by the name that it gives itself, or None where the catalogue lacks it."""
     for key in device_names():
         entry = _read(CATALOG / f"{key}.toml")
-        if name in (entry["name"], *entry.get("nvidia_smi", ())):
-            return device(key)
+        if device_name in (entry["name"], *entry.get("nvidia_smi", ())):
+            return key
     return None
 
 
 def node_link(device_name: str) -> Link | None:
     """The link of a device by the name that it gives itself, or None where the catalogue has none."""
-    found = device_by_name(device_name)
-    return found.link if found is not None else None
+    key = catalogue_key(device_name)
+    return None if key is None else device(key).link
 
 
 def has_fast_bf16(key: str) -> bool:

@@ -62,11 +62,7 @@ def parse_cluster(text: str, here: Host) -> Cluster:
         return Cluster(text, measured.nodes, measured.devices_per_node, measured.host, measured)
     nodes, devices, name, network, sold = _words(text)
     if nodes < 1 or devices < 1:
-        raise UsageError(
-            f"--cluster {text!r}: nodes and devices are 1 or more",
-            values={"cluster": text},
-            hint="One node is 1x8xa100-sxm-80g.",
-        )
+        raise _no_devices(text, nodes, devices)
     found = device(name)
     between = fabric(network, devices) if network else None
     host = here if name == "cpu" else _catalog_host(found, devices)
@@ -93,6 +89,16 @@ def _words(text: str) -> tuple[int, int, str, str | None, str | None]:
         values={"cluster": text},
         hint="For example 1x8xa100-sxm-80g, 4x8xh100-sxm:ndr400, 4xp5.48xlarge or 2x2xcpu:100mbit; a measured cluster is a "
         ".toml file.",
+    )
+
+
+def _no_devices(text: str, nodes: int, devices: int) -> UsageError:
+    least = re.sub(r"^(\d+x)\d+x", rf"\g<1>{max(1, devices)}x", re.sub(r"^\d+", str(max(1, nodes)), text))
+    return UsageError(
+        f"--cluster {text!r} has {nodes} nodes of {devices} devices; nothing runs on none",
+        key="--cluster",
+        values={"cluster": text, "nodes": nodes, "devices_per_node": devices},
+        hint=f"The nearest that has devices is --cluster {least}.",
     )
 
 

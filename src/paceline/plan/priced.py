@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.cluster.catalogue import device_by_name
+from paceline.cluster.catalogue import catalogue_key
 from paceline.cluster.measured import StorageRates
 from paceline.cluster.spec import Cluster
 from paceline.plan.economics import Asked, economics
@@ -21,8 +21,7 @@ def sold_as(cluster: Cluster) -> str:
         return cluster.node
     if cluster.device is not None:
         return cluster.device.key
-    found = device_by_name(cluster.host.device_name)
-    return found.key if found is not None else cluster.host.device_kind
+    return catalogue_key(cluster.host.device_name) or cluster.host.device_kind
 
 
 def price_plan(

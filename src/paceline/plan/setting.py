@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from paceline.cluster.device import Device, Link, ProductType
+from paceline.cluster.measured import Fit
 from paceline.model.flop import Recompute
 from paceline.model.spec import ModelSpec
 from paceline.parallel.layout import Layout
@@ -22,6 +23,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     precision: element type of the products. zero_stage: 0 where nothing is sharded over the data ranks.
     stages_per_rank: of an interleaved schedule. first_layers, last_layers: blocks fewer on the first and last stage.
     fused_attention: scores are never written to memory. software: key of the software generation (`plan/software`).
+    fits: measured times of collectives of this very cluster; what they cover they say better than link and fabric.
+    recipe: how numbers of 8 and 4 bits are scaled, where the source says. gradient_bytes: of an element on the wire between
+        data ranks; 0: as the generation does. tensor_overlap: tensor exchanges run beside products; None: as it does.
+    recomputed: what `selective` computes anew. recomputed_layers: the share of blocks that `full` covers.
     assumed: what the source does not say and was assumed, in words, each with its reason.
     """
 
@@ -49,7 +54,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     compile: bool = False
     loss_chunk_tokens: int = 0
     reduce_every_microbatch: bool = False
+    recipe: Literal["", "tensorwise", "rowwise", "mx"] = ""
+    recomputed: Literal["elementwise", "attention", "every other product", "mlp"] = "elementwise"
+    recomputed_layers: float = 1.0
+    gradient_bytes: int = 0
+    tensor_overlap: bool | None = None
     software: str = "paceline"
+    fits: tuple[Fit, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @property

@@ -47,7 +47,7 @@ def test_a_clouds_own_name_is_known_and_another_network_may_be_given() -> None:
     [
         ("4xp5.48xlrge", "p5.48xlarge"),
         ("4xdgx-h10", "dgx-h100"),
-        ("0xdgx-h100", "1 or more"),
+        ("0xdgx-h100", "1xdgx-h100"),
         ("4xh100-sxm", "4x8xh100-sxm"),
     ],
 )

@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "one to compare",
     )  # fmt: skip
     parser.add_argument("--procs", type=int, metavar="N", help="ranks, where the cluster is here")
-    parser.add_argument("--against", metavar="RUNS.jsonl|RUN_DIR", help="predict published or own runs, print the error of each")
+    parser.add_argument(
+        "--against", metavar="RUNS.jsonl|RUN_DIR", help="predict published or own runs, print the error of each"
+    )
     parser.add_argument("--fixed", action="store_true", help="weigh the given layout only")
     parser.add_argument("--write", action="store_true", help="put the chosen layout into the job file")
     add_money_arguments(parser)
@@ -91,7 +93,9 @@ def _against(args: argparse.Namespace) -> int:
     from paceline.plan.against_text import describe_against
 
     if args.words or args.fixed:
-        raise UsageError("--against predicts the runs of a file and takes no job", key="--against", hint="Remove the other words.")
+        raise UsageError(
+            "--against predicts the runs of a file and takes no job", key="--against", hint="Remove the other words."
+        )
     document = against(Path(args.against))
     if args.json:
         print_document("plan", document)

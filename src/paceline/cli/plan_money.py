@@ -21,6 +21,8 @@ def add_money_arguments(parser: argparse.ArgumentParser) -> None:
         "--prices", metavar="FILE", help="your own prices, before the dated ones that ship: docs/guide/money.md"
     )
     group.add_argument("--spares", type=int, metavar="N", help="nodes that stand by (the cheapest number)")
+    group.add_argument("--restart", metavar="TIME", help="from a failure until training goes on (10m)")
+    group.add_argument("--repair", metavar="TIME", help="until a failed node, or another for it, is there (24h)")
     group.add_argument(
         "--simulate", type=float, metavar="DAYS", help="play so many days of failures beside the closed form"
     )
@@ -36,6 +38,7 @@ def pay_of(args: argparse.Namespace) -> Pay:
 
     from paceline.errors import UsageError
     from paceline.plan.economics import Asked
+    from paceline.plan.failures import REPAIR_SECONDS, RESTART_SECONDS
     from paceline.plan.priced import price_plan, sold_as
     from paceline.plan.prices import load_prices
 
@@ -47,15 +50,31 @@ def pay_of(args: argparse.Namespace) -> Pay:
             hint="For example --simulate 90.",
         )
     prices = load_prices(Path(args.prices) if args.prices else None)
+    restart, repair = _time(args.restart, "--restart", RESTART_SECONDS), _time(args.repair, "--repair", REPAIR_SECONDS)
 
     def pay(document: dict[str, Any], cluster: Cluster) -> None:
         what = sold_as(cluster)
         if args.price is not None:
             prices.offer(what, args.price)
-        asked = Asked(what=what, kind=args.price or "on-demand", spares=args.spares, simulate_days=args.simulate)
+        asked = Asked(
+            what=what, kind=args.price or "on-demand", spares=args.spares, restart_seconds=restart,
+            repair_seconds=repair, simulate_days=args.simulate,
+        )  # fmt: skip
         price_plan(document, cluster, asked, prices)
 
     return pay
+
+
+def _time(text: str | None, option: str, otherwise: float) -> float:
+    from paceline.errors import UsageError
+    from paceline.units import parse_seconds
+
+    if text is None:
+        return otherwise
+    try:
+        return float(parse_seconds(text))
+    except ValueError as error:
+        raise UsageError(str(error), key=option, values={"value": text}, hint=f"For example {option} 10m.") from None
 
 
 def money_text(document: dict[str, Any]) -> str:

@@ -49,6 +49,7 @@ def node_names() -> list[str]:
     return sorted(path.stem for path in NODES.glob("*.toml"))
 
 
+@cache
 def find_node(key: str) -> NodeType | None:
     """A node type by its key or another name of it, or None."""
     wanted = key.lower().replace("_", "-")

@@ -26,6 +26,7 @@ from paceline.plan.failures import (
 from paceline.plan.money import HOURS_PER_MONTH, Money, cost_of
 from paceline.plan.prices import KINDS, Kind, Prices, load_prices
 from paceline.plan.simulate import estimate
+from paceline.plan.text import wrapped
 from paceline.units import format_bandwidth, format_money, format_percent, format_seconds
 
 COPY_BYTES_PER_SECOND = 10e9
@@ -127,16 +128,24 @@ def economics(
     """
     seen = foresee(devices, devices_per_node, checkpoint_bytes, asked, storage)
     known, stored = prices or load_prices(), KEPT * checkpoint_bytes + data_bytes
-    money, reason = _money(run_seconds, devices, asked, known, seen, stored)
+    money, reason = money_of(run_seconds, devices, asked, known, seen, stored)
     document: dict[str, Any] = {
-        "goodput": {**seen.to_record(), "spare_nodes_for_95_percent": spares_for(seen.fleet.away, NOT_TO_WAIT)},
+        "goodput": {
+            **seen.to_record(),
+            "spare_nodes_for_95_percent": spares_for(seen.fleet.away, NOT_TO_WAIT),
+            "undisturbed_probability": seen.undisturbed(run_seconds),
+        },
         "run_seconds": seen.wall_seconds(run_seconds),
         "cost": None if money is None else money.to_record(),
         "cost_reason": reason,
         "cost_by_kind": _by_kind(
             run_seconds, devices, devices_per_node, checkpoint_bytes, asked, known, storage, stored
         ),
-        "derivation": [*seen.derivation(), *(money.derivation if money is not None else ())],
+        "derivation": [
+            *seen.derivation(),
+            f"the mean of all such runs; {format_percent(seen.undisturbed(run_seconds))} of them see no failure",
+            *(money.derivation if money is not None else ()),
+        ],
         "assumptions": assumptions(asked, seen, storage),
     }
     if asked.simulate_days is not None:
@@ -149,14 +158,14 @@ def economics(
     return document
 
 
-def _money(
+def money_of(
     run_seconds: float, devices: int, asked: Asked, prices: Prices, seen: Outlook, stored_bytes: float
 ) -> tuple[Money | None, str | None]:
     """The cost, or why there is none: a device that nobody rents out has a plan all the same."""
     try:
         prices.offer(asked.what, asked.kind)
     except UsageError as error:
-        return None, str(error)
+        return None, error.message
     money = cost_of(
         run_seconds, devices, asked.what, prices, kind=asked.kind, outlook=seen, stored_bytes=stored_bytes
     )  # fmt: skip
@@ -172,7 +181,7 @@ def _by_kind(
     for kind in KINDS:
         other = msgspec.structs.replace(asked, kind=kind)
         seen = foresee(devices, devices_per_node, checkpoint_bytes, other, storage)
-        money, _ = _money(run_seconds, devices, other, prices, seen, stored_bytes)
+        money, _ = money_of(run_seconds, devices, other, prices, seen, stored_bytes)
         if money is not None:
             found[kind] = {"total": money.total, "goodput": seen.goodput, "run_seconds": money.wall_seconds}
     return found
@@ -192,7 +201,7 @@ def assumptions(asked: Asked, seen: Outlook, storage: StorageRates | None) -> li
         f"steps by {format_percent(SLOWDOWN)} meanwhile",
         f"from a failure until training goes on: {format_seconds(asked.restart_seconds)}; a failed node is back, or another "
         f"in its place, after {format_seconds(asked.repair_seconds)}",
-        "failures strike at the rates that were published, at random, whether devices are old or new",
+        "failures strike at random, at rates that were published of accelerators in data centres",
     ]
     if asked.kind == "spot":
         told = "a last save is made" if fleet.notice_rate else "too little for a last save"
@@ -213,12 +222,11 @@ def describe(document: dict[str, Any]) -> str:
             head += (
                 f" ({format_money(cost['low'], cost['currency'])} to {format_money(cost['high'], cost['currency'])})"
             )
-    others = {kind: found for kind, found in document["cost_by_kind"].items() if cost and kind != cost["price_kind"]}
-    lines = [head, *(f"  {line}" for line in document["derivation"])]
-    lines += [
-        f"  {kind}: {format_money(found['total'], cost['currency'])} in {format_seconds(found['run_seconds'])}"
-        for kind, found in others.items()
-    ]
+    lines = [head, *(part for line in document["derivation"] for part in wrapped(line))]
+    for kind, found in document["cost_by_kind"].items():
+        if cost is not None and kind != cost["price_kind"]:
+            told = f"{kind}: {format_money(found['total'], cost['currency'])} in {format_seconds(found['run_seconds'])}"
+            lines += wrapped(told)
     if document["cost_reason"]:
-        lines.append(f"  no cost: {document['cost_reason'].splitlines()[0]}")
-    return "\n".join([*lines, "  assumed:", *(f"    {line}" for line in document["assumptions"])])
+        lines += wrapped(f"no cost: {document['cost_reason']}")
+    return "\n".join([*lines, "assumed", *(part for line in document["assumptions"] for part in wrapped(line))])

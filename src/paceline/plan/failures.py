@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from paceline.checkpoint.interval import SaveCost, best_interval, failure_rate, goodput
-from paceline.cluster.failures import per_device_hour, range_per_device_hour, share
+from paceline.cluster.failures import range_per_device_hour, share
 from paceline.errors import UsageError
 from paceline.units import format_percent, format_seconds
 
@@ -132,6 +132,10 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         """Expected seconds of a run that would take `run_seconds` without a save or a failure."""
         return run_seconds / self.goodput if self.goodput > 0 else math.inf
 
+    def undisturbed(self, run_seconds: float) -> float:
+        """Probability that nothing fails in a run of that length: then it takes that long, and saving."""
+        return math.exp(-self.fleet.rate * run_seconds)
+
     def shares(self) -> dict[str, float]:
         names = ("goodput", "saving", "redone", "recovering", "waiting")
         return {name: getattr(self, name) for name in names}
@@ -152,10 +156,11 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         """The arithmetic, one step a line."""
         fleet = self.fleet
         low, high = range_per_device_hour()
+        nodes = "1 node" if fleet.nodes == 1 else f"{fleet.nodes} nodes"
         found = format_percent(1 - wait_probability(fleet.spares, fleet.away))
         lines = [
-            f"{fleet.devices} devices, {fleet.nodes} nodes: a failure every {format_seconds(self.seconds_between)}, at "
-            f"{per_device_hour(fleet.devices):.2e} per device and hour (published sites: {low:.1e} to {high:.1e})",
+            f"{fleet.devices} devices in {nodes}: a failure every {format_seconds(self.seconds_between)}, at "
+            f"{fleet.rate * 3600 / fleet.devices:.2e} per device and hour (published sites: {low:.1e} to {high:.1e})",
             f"a save costs {format_seconds(self.save.seconds)} and is made every {format_seconds(self.interval_seconds)}: "
             f"{format_percent(self.saving)} of the time",
             f"a failure loses the work since the last save ({format_percent(self.redone)}) and "

@@ -84,7 +84,9 @@ def cost_of(
     hours = paid * wall / HOUR
     compute = hours * offer.per_device_hour
     lines = [_price_line(offer, prices.currency, what), *_time_lines(run_seconds, wall, paid, devices, outlook)]
-    lines.append(f"{hours:,.0f} device-hours x {offer.per_device_hour:.2f} = {format_money(compute, prices.currency)}")
+    lines.append(
+        f"{_hours(hours)} device-hours x {offer.per_device_hour:.2f} = {format_money(compute, prices.currency)}"
+    )
     kept, kept_line = _storage(stored_bytes, wall, prices)
     out, out_line = _egress(egress_bytes, offer.provider, prices)
     lines += [line for line in (kept_line, out_line) if line]
@@ -101,6 +103,10 @@ def _paid(devices: int, what: str, outlook: Outlook | None) -> int:
     each = sold.devices if sold is not None else 1
     whole = -(-devices // each) * each
     return whole if outlook is None else whole + outlook.fleet.spares * outlook.fleet.devices_per_node
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.2f}"
 
 
 def _price_line(offer: Offer, currency: str, what: str) -> str:

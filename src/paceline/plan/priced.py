@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from paceline.cluster.catalogue import catalogue_key
-from paceline.cluster.measured import StorageRates
 from paceline.cluster.spec import Cluster
-from paceline.plan.economics import Asked, economics
-from paceline.plan.prices import Prices
+from paceline.plan.economics import KEPT, Asked, economics, foresee, money_of
+from paceline.plan.prices import Prices, load_prices
 
 UNKNOWN_LENGTH = "how long the run is, is not known: give run.steps or run.tokens"
+NO_LAYOUT = "no layout fits"
 
 
 def sold_as(cluster: Cluster) -> str:
@@ -24,9 +22,7 @@ def sold_as(cluster: Cluster) -> str:
     return catalogue_key(cluster.host.device_name) or cluster.host.device_kind
 
 
-def price_plan(
-    document: dict[str, Any], cluster: Cluster, asked: Asked, prices: Prices | None = None, devices: int | None = None
-) -> None:
+def price_plan(document: dict[str, Any], cluster: Cluster, asked: Asked, prices: Prices | None = None) -> None:
     """Fill `economics` and each layout's `cost` in a plan's document.
 
     A layout's `cost` is `plan.money.Money` as a record, or null. `economics` is the document of `plan.economics`, or holds
@@ -37,36 +33,25 @@ def price_plan(
         cluster: that the plan is for.
         asked: what is paid for and how.
         prices: `load_prices()` unless given.
-        devices: that the run has, where not all of the cluster.
     """
-    layouts = [entry for entry in (document.get("chosen"), *document.get("alternatives", ())) if entry]
-    storage = cluster.measured.storage if cluster.measured is not None else None
-    found: dict[str, Any] = {"cost": None, "cost_reason": UNKNOWN_LENGTH}
-    for number, entry in enumerate(layouts):
-        told = _of(entry, cluster, asked if number == 0 else _quiet(asked), prices, devices, storage)
-        entry["cost"] = told["cost"] if told is not None else None
-        if number == 0 and told is not None:
-            found = told
-    document["economics"] = found
-    for point in document.get("front", ()):
-        point["cost"] = _scaled(found["cost"], document.get("chosen"), point)
-
-
-def _of(
-    entry: dict[str, Any], cluster: Cluster, asked: Asked, prices: Prices | None, devices: int | None,
-    storage: StorageRates | None,
-) -> dict[str, Any] | None:  # fmt: skip
-    if entry.get("run_seconds") is None:
-        return None
-    return economics(
-        run_seconds=entry["run_seconds"], devices=devices or cluster.devices, devices_per_node=cluster.devices_per_node,
-        checkpoint_bytes=entry["checkpoint_bytes"], asked=asked, prices=prices, storage=storage,
+    chosen = document.get("chosen")
+    if not chosen or chosen.get("run_seconds") is None:
+        document["economics"] = {"cost": None, "cost_reason": UNKNOWN_LENGTH if chosen else NO_LAYOUT}
+        return
+    known, storage = prices or load_prices(), cluster.measured.storage if cluster.measured is not None else None
+    size = chosen["checkpoint_bytes"]
+    found = document["economics"] = economics(
+        run_seconds=chosen["run_seconds"], devices=cluster.devices, devices_per_node=cluster.devices_per_node,
+        checkpoint_bytes=size, asked=asked, prices=known, storage=storage,
     )  # fmt: skip
-
-
-def _quiet(asked: Asked) -> Asked:
-    """The same without a simulation: failures do not depend on the layout."""
-    return msgspec.structs.replace(asked, simulate_days=None)
+    chosen["cost"] = found["cost"]
+    # Failures do not depend on the layout: one outlook for all.
+    seen = foresee(cluster.devices, cluster.devices_per_node, size, asked, storage)
+    for other in document.get("alternatives", ()):
+        money, _ = money_of(other["run_seconds"], cluster.devices, asked, known, seen, KEPT * size)
+        other["cost"] = None if money is None else money.to_record()
+    for point in document.get("front", ()):
+        point["cost"] = _scaled(found["cost"], chosen, point)
 
 
 def _scaled(cost: dict[str, Any] | None, chosen: dict[str, Any] | None, point: dict[str, Any]) -> float | None:

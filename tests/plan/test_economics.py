@@ -55,6 +55,24 @@ def test_the_simulation_stands_beside_the_closed_form() -> None:
     assert "simulated 60 days" in describe(document)
 
 
+def test_what_would_gain_most_comes_first_and_is_worth_what_it_saves() -> None:
+    document = of(Asked(what="h100-sxm"), devices=16384)
+    gains, goodput, cost = document["gains"], document["goodput"], document["cost"]
+    assert isinstance(gains, list) and isinstance(goodput, dict) and isinstance(cost, dict)
+    assert [g["gain"] for g in gains] == sorted((g["gain"] for g in gains), reverse=True)
+    assert all(g["gain"] >= -1e-9 for g in gains) and gains[0]["change"] == "half as many failures"
+    for gain in gains:
+        assert gain["money"] == pytest.approx(cost["compute"] * (1 - goodput["goodput"] / gain["goodput"]), abs=1e-3)
+
+
+def test_renting_stands_beside_buying_where_a_price_is_known() -> None:
+    document = of(Asked(what="h100-sxm", utilisation=0.9))
+    bought = document["rent_or_buy"]
+    assert isinstance(bought, dict) and bought["utilisation"] == 0.9 and bought["months"] > 20
+    assert "bought instead" in describe(document)
+    assert of(Asked(what="mi300x"))["rent_or_buy"] is None
+
+
 def test_measured_storage_goes_before_what_is_assumed() -> None:
     storage = StorageRates("2026-11-01", "paceline bench storage", "/x", 8, 5e9, 5e9, 0.0, 0.0, 100.0)
     plain, measured = save_cost(1e12, 64, 8), save_cost(1e12, 64, 8, storage)

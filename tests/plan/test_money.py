@@ -102,7 +102,7 @@ def test_it_never_pays_where_renting_costs_less_than_running() -> None:
 def test_the_guides_18_months_are_what_a_rent_between_the_dated_offers_gives() -> None:
     """The claim: buy only for 18 months of use around the clock. At the snapshot's median rent it is 18 to 26 months."""
     found = rent_or_buy("dgx-h100", PRICES)
-    assert found.months is not None and 18 < found.months < 26
+    assert found is not None and found.months is not None and 18 < found.months < 26
     offer = PRICES.offer("h100-sxm")
     rent = rent_for(owning("dgx-h100", PRICES), 18.0)
     assert offer.low < offer.per_device_hour < rent < offer.high
@@ -121,6 +121,8 @@ def test_an_impossible_ownership_is_refused(change: dict[str, float]) -> None:
 
 
 def test_a_node_without_a_price_cannot_be_bought() -> None:
+    assert rent_or_buy("a100-sxm-80g", PRICES) is None and rent_or_buy("mi300x", PRICES) is None
+    assert rent_or_buy("p5.48xlarge", PRICES) != rent_or_buy("h100-sxm", PRICES), "each at its own rent"
     with pytest.raises(UsageError, match="no purchase price of dgx-a100"):
         owning("dgx-a100", PRICES)
 

@@ -13,7 +13,7 @@ from paceline.cli import main
 from paceline.cluster.probe import probe_host
 from paceline.cluster.spec import parse_cluster
 from paceline.plan.economics import Asked
-from paceline.plan.priced import price_plan, sold_as
+from paceline.plan.priced import premium_text, premiums, price_plan, sold_as
 
 JOB = ["model.preset=llama3.2-1b", "batch.global_batch=256", "data.sequence_length=2048", "--fixed"]
 LONG = [*JOB, "run.tokens=2e12"]
@@ -106,3 +106,16 @@ def test_other_layouts_cost_in_proportion_and_an_unknown_length_costs_nothing_kn
     nothing: dict[str, Any] = {"chosen": None, "alternatives": []}
     price_plan(nothing, cluster, Asked(what="h100-sxm"))
     assert nothing["economics"]["cost_reason"] == "no layout fits"
+
+
+def test_a_faster_network_is_worth_what_it_saves() -> None:
+    clusters = [
+        parse_cluster(f"4x8x{what}", HERE) for what in ("a100-sxm-80g:eth100", "a100-sxm-80g:hdr200", "h100-sxm")
+    ]
+    cost = {"per_device_hour": 1.4, "currency": "USD"}
+    rows = [{"run_seconds": seconds, "cost": cost} for seconds in (7 * 86400.0, 5 * 86400.0, 1 * 86400.0)]
+    (found,) = premiums(rows, clusters)
+    assert (found["slow"], found["fast"]) == (clusters[0].text, clusters[1].text)
+    assert found["days_saved"] == pytest.approx(2.0) and found["worth"] == pytest.approx(1.4 * 0.4)
+    assert "2.00 of 7.00 days" in premium_text(found)
+    assert premiums([{**row, "cost": None} for row in rows], clusters) == []

@@ -24,6 +24,9 @@ def add_money_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--restart", metavar="TIME", help="from a failure until training goes on (10m)")
     group.add_argument("--repair", metavar="TIME", help="until a failed node, or another for it, is there (24h)")
     group.add_argument(
+        "--utilisation", type=float, default=1.0, metavar="SHARE", help="of a node of your own, for rent or buy (1.0)"
+    )
+    group.add_argument(
         "--simulate", type=float, metavar="DAYS", help="play so many days of failures beside the closed form"
     )
 
@@ -58,7 +61,7 @@ def pay_of(args: argparse.Namespace) -> Pay:
             prices.offer(what, args.price)
         asked = Asked(
             what=what, kind=args.price or "on-demand", spares=args.spares, restart_seconds=restart,
-            repair_seconds=repair, simulate_days=args.simulate,
+            repair_seconds=repair, simulate_days=args.simulate, utilisation=args.utilisation,
         )  # fmt: skip
         price_plan(document, cluster, asked, prices)
 
@@ -80,6 +83,10 @@ def _time(text: str | None, option: str, otherwise: float) -> float:
 def money_text(document: dict[str, Any]) -> str:
     """The plan's section of money and goodput."""
     from paceline.plan.economics import describe
+    from paceline.plan.priced import premium_text
+    from paceline.plan.text import wrapped
 
     found = document.get("economics") or {}
-    return describe(found) if "goodput" in found else f"no cost: {found.get('cost_reason', '')}"
+    lines = [describe(found) if "goodput" in found else f"no cost: {found.get('cost_reason', '')}"]
+    lines += [line for premium in document.get("premiums", ()) for line in wrapped(premium_text(premium))]
+    return "\n".join(lines)

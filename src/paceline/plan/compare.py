@@ -7,10 +7,10 @@ from typing import Any
 
 from paceline.cluster.spec import Cluster
 from paceline.job.load import Job
+from paceline.plan.priced import premiums
 from paceline.plan.search import search
 from paceline.plan.searched import found_plan
 from paceline.plan.would_fit import would_fit
-
 
 Pay = Callable[[dict[str, Any], Cluster], None]
 """Fills the costs of a document of a cluster (`plan/priced.py`)."""
@@ -36,7 +36,8 @@ def searched(job: Job, clusters: list[Cluster], words: list[str], pay: Pay | Non
         return documents[0]
     fitting = [d for d in documents if d["chosen"] is not None]
     first = min(fitting, key=lambda d: d["chosen"]["step_seconds"]) if fitting else documents[0]
-    return {**first, "clusters": [_row(d, c) for d, c in zip(documents, clusters, strict=True)]}
+    rows = [_row(d, c) for d, c in zip(documents, clusters, strict=True)]
+    return {**first, "clusters": rows, "premiums": premiums(rows, clusters)}
 
 
 def _document(job: Job, cluster: Cluster, words: list[str]) -> dict[str, Any]:

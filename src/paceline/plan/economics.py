@@ -23,7 +23,8 @@ from paceline.plan.failures import (
     published_fleet,
     spares_for,
 )
-from paceline.plan.money import HOURS_PER_MONTH, Money, cost_of
+from paceline.plan.money import HOUR, HOURS_PER_MONTH, Money, cost_of
+from paceline.plan.ownership import rent_or_buy
 from paceline.plan.prices import KINDS, Kind, Prices, load_prices
 from paceline.plan.simulate import estimate
 from paceline.plan.text import wrapped
@@ -40,6 +41,9 @@ STORAGE_BYTES_PER_SECOND = 200e9
 SLOWDOWN = 0.05
 """Share of the rate of steps that is lost while a checkpoint is written beside them."""
 
+TOLD_GAIN = 0.002
+"""Share of the time that a change must gain to be told."""
+
 KEPT = 3
 """Checkpoints that are kept."""
 
@@ -55,6 +59,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     what: key of a device or of a node type. spares: nodes that stand by; None takes the cheapest number.
     rate_factor: of failures against published ones. simulate_days: play that many days beside the closed form.
+    utilisation: share of the hours in which a node of one's own would be used.
     """
 
     what: str
@@ -67,6 +72,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     notice_seconds: float = SPOT_NOTICE_SECONDS
     simulate_days: float | None = None
     seed: int = 0
+    utilisation: float = 1.0
 
 
 def save_cost(checkpoint_bytes: float, devices: int, nodes: int, storage: StorageRates | None = None) -> SaveCost:
@@ -129,6 +135,7 @@ def economics(
     seen = foresee(devices, devices_per_node, checkpoint_bytes, asked, storage)
     known, stored = prices or load_prices(), KEPT * checkpoint_bytes + data_bytes
     money, reason = money_of(run_seconds, devices, asked, known, seen, stored)
+    bought = rent_or_buy(asked.what, known, asked.kind, asked.utilisation) if money is not None else None
     document: dict[str, Any] = {
         "goodput": {
             **seen.to_record(),
@@ -146,6 +153,8 @@ def economics(
             f"the mean of all such runs; {format_percent(seen.undisturbed(run_seconds))} of them see no failure",
             *(money.derivation if money is not None else ()),
         ],
+        "gains": gains(seen, money),
+        "rent_or_buy": None if bought is None else bought.to_record(),
         "assumptions": assumptions(asked, seen, storage),
     }
     if asked.simulate_days is not None:
@@ -185,6 +194,36 @@ def _by_kind(
         if money is not None:
             found[kind] = {"total": money.total, "goodput": seen.goodput, "run_seconds": money.wall_seconds}
     return found
+
+
+def gains(seen: Outlook, money: Money | None) -> list[dict[str, Any]]:
+    """What halving each thing that costs time would gain, the largest first: share of the time, and money."""
+    fleet, save = seen.fleet, seen.save
+    half = SaveCost(save.stall_seconds / 2, save.slowdown / 2, save.write_seconds)
+    changes = {
+        "restarts twice as fast": outlook(fleet, save, seen.recovery_seconds / 2),
+        "saves at half their cost": outlook(fleet, half, seen.recovery_seconds),
+        "half as many failures": outlook(
+            msgspec.structs.replace(
+                fleet, device_rate=fleet.device_rate / 2, node_rate=fleet.node_rate / 2, job_rate=fleet.job_rate / 2
+            ),
+            save, seen.recovery_seconds,
+        ),
+        "repairs twice as fast": outlook(
+            msgspec.structs.replace(fleet, repair_seconds=fleet.repair_seconds / 2), save, seen.recovery_seconds
+        ),
+    }  # fmt: skip
+    found = [
+        {
+            "change": change,
+            "goodput": better.goodput,
+            "gain": better.goodput - seen.goodput,
+            "money": None if money is None else money.compute * (1 - seen.goodput / better.goodput),
+        }
+        for change, better in changes.items()
+        if seen.goodput > 0
+    ]
+    return sorted(found, key=lambda gain: -float(gain["gain"] or 0.0))
 
 
 def assumptions(asked: Asked, seen: Outlook, storage: StorageRates | None) -> list[str]:
@@ -227,6 +266,24 @@ def describe(document: dict[str, Any]) -> str:
         if cost is not None and kind != cost["price_kind"]:
             told = f"{kind}: {format_money(found['total'], cost['currency'])} in {format_seconds(found['run_seconds'])}"
             lines += wrapped(told)
+    lines += [part for told in _more(document) for part in wrapped(told)]
     if document["cost_reason"]:
         lines += wrapped(f"no cost: {document['cost_reason']}")
     return "\n".join([*lines, "assumed", *(part for line in document["assumptions"] for part in wrapped(line))])
+
+
+def _more(document: dict[str, Any]) -> list[str]:
+    """What would gain something, and whether to buy."""
+    told = []
+    for gain in document["gains"]:
+        if gain["gain"] >= TOLD_GAIN:
+            worth = (
+                f", {format_money(gain['money'], document['cost']['currency'])}" if gain["money"] is not None else ""
+            )
+            told.append(f"{gain['change']}: goodput {format_percent(gain['goodput'])}{worth} saved")
+    bought = document["rent_or_buy"]
+    if bought is not None:
+        used = f"used {format_percent(bought['utilisation'])} of the time"
+        months = document["run_seconds"] / HOUR / HOURS_PER_MONTH
+        told.append(f"bought instead, {used}: {bought['derivation'][3]}; this run takes {months:.1f}")
+    return told

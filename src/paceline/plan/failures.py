@@ -168,7 +168,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
             f"{fleet.away:.1f} nodes are away for repair on average ({format_seconds(fleet.repair_seconds)} each); with "
             f"{fleet.spares} spare a failed node finds one in {found}"
             f" of cases, and waiting takes {format_percent(self.waiting)}",
-            f"goodput {format_percent(self.goodput)}",
+            f"what is left becomes progress: goodput {format_percent(self.goodput)}",
         ]
         if fleet.notice_rate:
             each = format_seconds(1 / fleet.notice_rate)

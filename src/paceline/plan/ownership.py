@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.cluster.nodes import node_type
+from paceline.cluster.nodes import find_node, node_type
 from paceline.errors import UsageError
 from paceline.plan.money import HOURS_PER_MONTH
 from paceline.plan.prices import Kind, Prices
@@ -90,6 +90,7 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     """The month from which buying is cheaper; None where that is not within the lifetime."""
 
     months: float | None
+    utilisation: float
     per_device_hour: float
     owned_per_device_hour: float
     currency: str
@@ -141,9 +142,14 @@ def break_even(owned: Ownership, per_device_hour: float, currency: str = "USD") 
         f"over {owned.lifetime_months:g} months a used device-hour of one's own costs {owned.per_used_hour:.2f} {currency}",
     ]
     return BreakEven(
-        months=months, per_device_hour=per_device_hour, owned_per_device_hour=owned.per_used_hour, currency=currency,
-        derivation=tuple(lines), moved_by=tuple(_moved(owned, per_device_hour)),
-    )  # fmt: skip
+        months=months,
+        utilisation=owned.utilisation,
+        per_device_hour=per_device_hour,
+        owned_per_device_hour=owned.per_used_hour,
+        currency=currency,
+        derivation=tuple(lines),
+        moved_by=tuple(_moved(owned, per_device_hour)),
+    )
 
 
 def rent_for(owned: Ownership, months: float) -> float:
@@ -195,7 +201,26 @@ def _moved(owned: Ownership, per_device_hour: float) -> list[tuple[str, float | 
     ]
 
 
-def rent_or_buy(node: str, prices: Prices, kind: Kind = "on-demand") -> BreakEven:
-    """Buying a node of a type against renting its devices at a kind of price that is known."""
-    owned = owning(node, prices)
-    return break_even(owned, prices.offer(node_type(node).device, kind).per_device_hour, prices.currency)
+def rent_or_buy(what: str, prices: Prices, kind: Kind = "on-demand", utilisation: float = 1.0) -> BreakEven | None:
+    """Buying a node with the device of `what` (a device's or a node type's key) against renting it at a kind of price.
+
+    None where no purchase price, no draw or no rent of such a node is known.
+    """
+    node = _for_sale(what, prices)
+    if node is None:
+        return None
+    try:
+        offer = prices.offer(what, kind)
+    except UsageError:
+        return None
+    owned = msgspec.structs.replace(owning(node, prices), utilisation=utilisation)
+    return break_even(owned, offer.per_device_hour, prices.currency)
+
+
+def _for_sale(what: str, prices: Prices) -> str | None:
+    """A node type of the same device whose price and draw are known: itself, or the first other one."""
+    sold = find_node(what)
+    device = sold.device if sold is not None else what
+    nodes = [node_type(purchase.node) for purchase in prices.all_of("purchase")]
+    fitting = [node.key for node in nodes if node.device == device and node.watts is not None]
+    return what if what in fitting else next(iter(fitting), None)

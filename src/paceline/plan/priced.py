@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from paceline.cluster.catalogue import catalogue_key
 from paceline.cluster.spec import Cluster
 from paceline.plan.economics import KEPT, Asked, economics, foresee, money_of
+from paceline.plan.money import interconnect_premium
 from paceline.plan.prices import Prices, load_prices
 
 UNKNOWN_LENGTH = "how long the run is, is not known: give run.steps or run.tokens"
@@ -52,6 +54,34 @@ def price_plan(document: dict[str, Any], cluster: Cluster, asked: Asked, prices:
         other["cost"] = None if money is None else money.to_record()
     for point in document.get("front", ()):
         point["cost"] = _scaled(found["cost"], chosen, point)
+
+
+def premiums(rows: list[dict[str, Any]], clusters: list[Cluster]) -> list[dict[str, Any]]:
+    """What a faster network is worth, for each two clusters that differ in nothing else.
+
+    Args:
+        rows: of the clusters, each with its text, `run_seconds` and `cost`.
+        clusters: in the same order.
+    """
+    found = []
+    for slow, fast in itertools.permutations(range(len(rows)), 2):
+        one, two = clusters[slow], clusters[fast]
+        alike = (one.nodes, one.devices_per_node, one.device) == (two.nodes, two.devices_per_node, two.device)
+        slower, faster = rows[slow].get("run_seconds") or 0.0, rows[fast].get("run_seconds") or 0.0
+        cost = rows[slow].get("cost")
+        if not alike or cost is None or not 0 < faster < slower:
+            continue
+        worth = interconnect_premium(slower, faster, one.devices, cost["per_device_hour"], 0.0, cost["currency"])
+        found.append({"slow": one.text, "fast": two.text, **worth.to_record()})
+    return found
+
+
+def premium_text(premium: dict[str, Any]) -> str:
+    """One such comparison in a sentence."""
+    return (
+        f"the network of {premium['fast']} saves {premium['days_saved']:.2f} of {premium['days']:.2f} days against "
+        f"{premium['slow']}, and costs no more up to {premium['worth']:.2f} {premium['currency']} a device and hour on top"
+    )
 
 
 def _scaled(cost: dict[str, Any] | None, chosen: dict[str, Any] | None, point: dict[str, Any]) -> float | None:

@@ -8,18 +8,22 @@ import random
 import pytest
 
 from paceline.checkpoint.interval import SaveCost, best_interval, failure_rate
-from paceline.cluster.failures import per_device_hour, range_per_device_hour, share, table
+from paceline.cluster.failures import Achieved, per_device_hour, range_per_device_hour, share, table
 from paceline.errors import UsageError
+from paceline.plan.economics import save_cost
 from paceline.plan.failures import (
     Fleet,
     cheapest_spares,
     interval,
     outlook,
     published_fleet,
+    restart_for,
     spares_for,
     wait_probability,
     waiting_share,
 )
+from tests.docs.markdown import tables
+from tests.pool.pool import ROOT
 
 SAVE = SaveCost(stall_seconds=1.0, slowdown=0.05, write_seconds=25.0)
 
@@ -56,6 +60,22 @@ def test_llama_3_had_over_90_percent_and_the_model_says_what_that_needs() -> Non
     fleet = published_fleet(16384, 8, spares=40)
     assert 0.90 < outlook(fleet, SAVE, 600.0).goodput < 0.96
     assert outlook(fleet, SAVE, 1200.0).goodput < 0.90
+
+
+@pytest.mark.parametrize("achieved", table().achieved, ids=lambda a: a.run)
+def test_what_runs_reached_takes_a_restart_that_people_have_and_the_page_says_which(achieved: Achieved) -> None:
+    """Published effective times need restarts of 1 to 30 minutes in the model; the derivation's table holds them."""
+    fleet = published_fleet(achieved.devices, 8, spares=20)
+    save = save_cost(12 * achieved.parameters, achieved.devices, fleet.nodes)
+    restart = restart_for(fleet, save, achieved.effective)
+    assert restart is not None and 60 < restart < 1800
+    assert outlook(fleet, save, restart).goodput == pytest.approx(achieved.effective, abs=1e-9)
+    rows = {row[0]: row for found in tables((ROOT / "docs/math/goodput.md").read_text()) for row in found}
+    told = rows[achieved.run]
+    assert told[2].endswith(f"{achieved.effective:.0%}") and float(told[3].split()[0]) == pytest.approx(
+        restart / 60, abs=0.5
+    )
+    assert restart_for(fleet, save, 0.999) is None
 
 
 @pytest.mark.parametrize("notice", [False, True])

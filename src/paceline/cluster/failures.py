@@ -19,8 +19,7 @@ Part = Literal["device", "node", "job"]
 class Observed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A published observation: `failures` unexpected failures of jobs on `devices` devices in `hours`.
 
-    sized: it is one of those between which the rate of another size is taken. effective: share of the time that was
-    progress, where the source tells it.
+    sized: it is one of those between which the rate of another size is taken.
     """
 
     key: str
@@ -30,7 +29,6 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hours: float
     source: str
     sized: bool = False
-    effective: float | None = None
 
     @property
     def per_device_hour(self) -> float:
@@ -50,8 +48,19 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of: Part
 
 
+class Achieved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The share of the time that a published run made progress in, and the parameters of its model."""
+
+    run: str
+    devices: int
+    parameters: float
+    effective: float
+    source: str
+
+
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     observed: tuple[Observed, ...]
+    achieved: tuple[Achieved, ...]
     cause: tuple[Cause, ...]
 
 

@@ -200,6 +200,15 @@ def outlook(
     )  # fmt: skip
 
 
+def restart_for(fleet: Fleet, save: SaveCost, wanted: float) -> float | None:
+    """Seconds from a failure until training goes on with which goodput is `wanted`; None where no restart is fast enough.
+
+    Goodput falls as exp(-r R), whatever else there is.
+    """
+    best = outlook(fleet, save, 0.0).goodput
+    return math.log(best / wanted) / fleet.rate if best >= wanted > 0 and fleet.rate > 0 else None
+
+
 def interval(fleet: Fleet, save: SaveCost, recovery_seconds: float = RESTART_SECONDS) -> float:
     """Seconds of training between saves that lose least, within the bounds of `checkpoint.every = "auto"`.
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from paceline.loss.cost import auto_chunk_tokens
-from paceline.model.flop import ActivationBytes, activation_bytes
+from paceline.model.flop import ActivationBytes, activation_bytes, block_matmul_parameter_count
 from paceline.model.spec import ModelSpec, parameters
 from paceline.parallel.config import ParallelSection
 from paceline.parallel.layout import Layout
@@ -69,11 +69,12 @@ class MemoryBound:
             state = self._state(held, self.sizes.layers, self.sizes.ends)
             return state + (1 + RESERVE_SHARE[self.kind]) * grown + CONTEXT_BYTES[self.kind]
         per_block = np.array([[self._per_block(x, r) for r in again] for x in layouts])[:, None, None, :]
+        copies = np.array([[self._copies(x)] for x in layouts])[:, None, None, :]
         size = np.array(list(counts), dtype=float)[None, None, :, None]
         most = 0.0
         for fullest in (False, True):
             alive = np.array([[self._alive_blocks(w, pp, m, fullest) for m in counts.values()] for w in ways], dtype=float)
-            grown = (1 + RESERVE_SHARE[self.kind]) * size * per_block * alive[None, :, :, None]
+            grown = (1 + RESERVE_SHARE[self.kind]) * (size * per_block + copies) * alive[None, :, :, None]
             blocks = -(-self.sizes.layers // pp) if fullest else self.sizes.layers // pp
             most = np.maximum(most, grown + self._state(held, blocks, 0 if fullest else self.sizes.table))
         return most + CONTEXT_BYTES[self.kind]
@@ -111,6 +112,12 @@ class MemoryBound:
         if key not in self._blocks:
             self._blocks[key] = float(self._activations(layout, 1, recompute).per_layer)
         return self._blocks[key]
+
+    def _copies(self, layout: Layout) -> float:
+        """Bytes of 16-bit copies of a block's weights, which each pass of a micro-batch makes where none are gathered."""
+        if layout.dp_shard > 1 or self.width >= self.residual:
+            return 0.0
+        return self.width * block_matmul_parameter_count(rank_spec(self.setting.spec, layout.tp))
 
     def _whole(self, layout: Layout, microbatch: int, recompute: Any) -> float:
         """Activations and logits of a micro-batch on a rank without a pipeline, at the peak of a step."""

@@ -191,6 +191,8 @@ def _prices(table: dict[str, Any], path: Path) -> Prices:
     if schema != SCHEMA:
         raise _wrong(path, f"has the schema {schema!r}, and this version reads {SCHEMA!r}")
     currency, dated = table.pop("currency", "USD"), table.pop("date", None)
+    if not isinstance(currency, str) or not currency.isalpha():
+        raise _wrong(path, f"has the currency {currency!r}", 'Write it as in currency = "USD".')
     unknown = sorted(set(table) - set(TABLES))
     if unknown:
         near = nearest(unknown[0], TABLES)

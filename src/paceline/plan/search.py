@@ -140,7 +140,7 @@ class Search:
         moments = 0 if away else moments_bytes(optimizer, 1, 0, 8 if self.scale.base.precision == "fp64" else 4)
         parallel = self.job.parallel
         time = TimeBound(self.scale.setting, parallel.sequence_parallel, parallel.reduce_every)
-        memory = MemoryBound(self.scale.setting, parallel, self.scale.base.host.device_kind, moments)
+        memory = MemoryBound(self.scale.setting, parallel, self.scale.base.host.device_kind, moments, self.scale.cut)
         groups = Bounds(time, memory, self.limits, self.held, self.available).groups(allowed)
         kept = {layout for group in groups for layout in group.layouts}
         for layout in allowed:

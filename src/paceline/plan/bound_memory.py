@@ -67,6 +67,7 @@ class MemoryBound:
         self.split = parallel.sequence_parallel
         self._kept: dict[tuple[int, int, int, str, bool], float] = {}
         self._blocks: dict[tuple[int, int, str], float] = {}
+        self._alive_blocks: dict[tuple[str, int, int, int, int], float] = {}
         self._losses: dict[tuple[int, int, int], int] = {}
 
     def bytes(self, layouts: list[Layout], ways: list[Style], counts: dict[int, int], again: list[Any]) -> Any:
@@ -91,12 +92,12 @@ class MemoryBound:
         cuts = [self.cut(pp, way) for way in ways]
         most = 0.0
         for rank in sorted({0, 1, pp - 1}):
-            alive = np.array([
-                [alive_blocks(cut, rank, m) for m in counts.values()] for cut in cuts
-            ], dtype=float)[None, :, :, None]  # fmt: skip
+            alive = np.array([[self._alive(cut, rank, m) for m in counts.values()] for cut in cuts])[None, :, :, None]
             grown = (size * per_block + copies) * alive
-            if rank == pp - 1 and all(pp * way.stages_per_rank - 1 in cut.stages_of(rank) for way, cut in zip(ways, cuts, strict=True)):
-                grown = grown + np.array([[[self._logits(x, b)] for b in counts] for x in layouts])[:, None]
+            if rank == pp - 1:
+                # The last stage of zbv is the first rank's.
+                ends = np.array([way.schedule != "zbv" for way in ways])[None, :, None, None]
+                grown = grown + ends * np.array([[[self._logits(x, b)] for b in counts] for x in layouts])[:, None]
             blocks = np.array([sum(cut.layers[stage] for stage in cut.stages_of(rank)) for cut in cuts])[None, :, None, None]
             kept = self._state(held, blocks, 0 if rank else self.sizes.table)
             most = np.maximum(most, kept + (1 + RESERVE_SHARE[self.kind]) * grown)
@@ -119,6 +120,12 @@ class MemoryBound:
         reduced = np.where(keeps, self.reduced * block, (self.reduced + self.gathered) * block)
         buffers = np.where(keeps, 0.0, own * outer) + np.maximum(reduced, self.reduced * outer)
         return (own + self.moments) * local / held.shards + own * gradients + gathered + buffers
+
+    def _alive(self, cut: PipelineConfig, rank: int, microbatches: int) -> float:
+        key = (cut.schedule, cut.ranks, cut.stages_per_rank, rank, microbatches)
+        if key not in self._alive_blocks:
+            self._alive_blocks[key] = float(alive_blocks(cut, rank, microbatches))
+        return self._alive_blocks[key]
 
     def _per_block(self, layout: Layout, recompute: Any) -> float:
         """Bytes that one sequence keeps of a block on a rank."""

@@ -72,6 +72,7 @@ class Scale:
         )
         self.setting = msgspec.structs.replace(self.setting, link=whole.link, fabric=whole.fabric, compile=compiled)
         self._costs = layer_costs(self.base.spec, self.setting.sequence_length)
+        self._cuts: dict[tuple[int, Style], PipelineConfig] = {}
         self._fewer: dict[tuple[int, Style], tuple[int, int]] = {}
 
     def step(self, setting: Setting) -> StepTime:
@@ -101,9 +102,12 @@ class Scale:
 
     def cut(self, ranks: int, style: Style) -> PipelineConfig:
         """The stages of a pipeline; cut once for each number of them."""
-        given, stages = self.job.parallel.pp_layers, ranks * style.stages_per_rank
-        layers = balanced_layers(self._costs, stages) if given is None else tuple(given)
-        return PipelineConfig(style.schedule, ranks, style.stages_per_rank, layers)
+        key = (ranks, style)
+        if key not in self._cuts:
+            given, stages = self.job.parallel.pp_layers, ranks * style.stages_per_rank
+            layers = balanced_layers(self._costs, stages) if given is None else tuple(given)
+            self._cuts[key] = PipelineConfig(style.schedule, ranks, style.stages_per_rank, layers)
+        return self._cuts[key]
 
     def fewer_blocks(self, ranks: int, style: Style) -> tuple[int, int]:
         """Blocks that the first and the last rank have fewer than most."""

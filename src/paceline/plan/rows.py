@@ -278,7 +278,7 @@ def _spec(model: Table, generation: Software, assumed: list[str]) -> ModelSpec:
         tie_embeddings=bool(tied) if tied is not None else mlp == "gelu",
         max_sequence_length=_whole(model, "seq_len", "the sequence length is not published"),
         norm=str(model.get("norm") or ("rmsnorm" if gated else "layernorm")),
-        mlp="swiglu" if gated else "gelu",
+        mlp=mlp,
         positions="rope" if gated else "none" if "alibi" in str(model.get("pos")) else "learned",
         bias=not gated,
         dropout=generation.dropout,
@@ -425,7 +425,7 @@ def _schedule(parallel: Table, layers: int, ranks: int, assumed: list[str]) -> t
     schedule: Schedule = next((name for pattern, name in _SCHEDULES if re.search(pattern, said)), "1f1b")
     if chunks > 1 and schedule == "1f1b":
         schedule = "interleaved-1f1b"
-    if schedule == "interleaved-1f1b" and chunks == 1 and parallel.get("vpp") is None:
+    if schedule == "interleaved-1f1b" and _optional(parallel, "vpp") is None:
         chunks = max(1, -(-layers // ranks))
         assumed.append(f"{chunks} stages a rank: not published, a block a stage")
     if not said:
@@ -448,7 +448,6 @@ def step_seconds(row: Table, setting: Setting | None) -> float | None:
     gpus, batch = _part(row, "hardware").get("gpus"), row.get("global_batch")
     if measured.get("step_time_s"):
         return float(measured["step_time_s"]) if batch else None
-    batch = batch or (setting.global_batch if setting else None)
     length = _part(row, "model").get("seq_len")
     if not gpus or not batch or not length:
         return None

@@ -64,7 +64,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     launch_seconds: the host's work for one of them; blocks whose kernels are shorter wait for it.
     step_seconds: what a step needs once, whatever its size.
     elementwise: bytes that norms, activations and sums move, over those of kernels that fuse all they can.
-    accumulation_bytes: moved for one weight and micro-batch to add up its gradient.
+    accumulation_bytes: moved for one weight and micro-batch to add up its gradient; `fused_accumulation`: by the product
+        itself. one_card: rings of all data ranks leave a node through one network card, as older software's did.
     optimizer_bytes: moved for one weight that a rank updates.
     attention: by the beginning of a device's key, the shares of the peak that fused attention's forward and backward
         products reach at a head width of 128; the longest match counts.
@@ -92,6 +93,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     step_seconds: float = 5e-3
     elementwise: float = 1.0
     accumulation_bytes: float = 8.0
+    fused_accumulation: bool = False
+    one_card: bool = False
     optimizer_bytes: float = 34.0
     attention: dict[str, tuple[float, float]] = {}
     fitted: tuple[Fitted, ...] = ()

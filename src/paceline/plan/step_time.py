@@ -139,6 +139,7 @@ def _block_exchanges(
     tensor, context = tensor_seconds(setting, factor), context_seconds(setting, factor)
     share = {None: hidden.tensor, True: max(hidden.tensor, 0.5), False: 0.0}[setting.tensor_overlap]
     exposed, beside = _hide(sum(tensor), share)
+    exposed = max(0.0, exposed - block.idle)
     waits, more = _hide(sum(context), hidden.context)
     unit = data_seconds(block_weights(setting), setting, generation, factor)
     compute = (block.forward, block.backward)
@@ -179,10 +180,12 @@ def _data_left(
         return outer.reduce + unit.gather
     reduces = blocks * unit.reduce + outer.reduce
     gathers = blocks * unit.gather + outer.gather
-    # The last micro-batch's backward pass, or the last chunk's of each where stages are interleaved, hides the sums.
-    eligible = blocks * block.backward * (1 if chunks == 1 else min(setting.accumulation, chunks) / chunks)
+    # The last micro-batch's backward pass hides the sums; where stages are interleaved, a stage is through while as many
+    # micro-batches as there are ranks still run in each of the others.
+    rounds = (1 + min(setting.accumulation, setting.layout.pp) * (chunks - 1)) / chunks
+    eligible = blocks * block.backward * rounds
     left = reduces - min(reduces, eligible) * hidden.gradients
-    left += gathers - min(gathers, blocks * block.forward) * hidden.weights
+    left += gathers - min(gathers, blocks * block.forward * rounds) * hidden.weights
     return left + CONTENTION * (reduces + gathers - left)
 
 
@@ -192,9 +195,8 @@ def _sends(setting: Setting, generation: Software, stages: list[Stage], factor: 
     if layout.pp == 1:
         return 0.0
     elements = setting.microbatch * setting.sequence_length / layout.cp * setting.spec.dim
-    parts = layout.tp if setting.sequence_parallel or setting.schedule == "interleaved-1f1b" else 1
     across = layout.world_size // layout.pp >= setting.devices_per_node and setting.nodes > 1
-    once = send_seconds(2 * elements / parts, across, setting, factor)
+    once = send_seconds(2 * elements / layout.tp, across, setting, factor)
     chunks = setting.stages_per_rank
     filling = 2 * (layout.pp - 1) * once
     running = 2 * setting.accumulation * chunks * once * (1 - generation.hidden.pipeline)

@@ -174,7 +174,7 @@ def setting_of_run(row: Table) -> Setting:
     precision, recipe = _precision(str(row.get("precision") or ""), found, assumed)
     first, last = _uneven(spec.num_layers, layout.pp)
     schedule, chunks = _schedule(parallel, spec.num_layers, layout.pp, assumed)
-    tensor_overlap = re.search(r"async TP (on|off)", str(row.get("notes") or ""))
+    tensor_overlap = re.search(r"(async) ?TP(?! off)|(vanilla) ?TP|async TP off", f"{row.get('id')} {row.get('notes')}", re.I)
     sequence_parallel = parallel.get("sp")
     if sequence_parallel is None and layout.tp > 1:
         sequence_parallel = generation.sequence_parallel
@@ -207,7 +207,7 @@ def setting_of_run(row: Table) -> Setting:
         recomputed=recomputed,  # type: ignore[arg-type]
         recomputed_layers=share,
         gradient_bytes=2 if "PURE" in str(row.get("precision")) else 0,
-        tensor_overlap=tensor_overlap[1] == "on" if tensor_overlap else None,
+        tensor_overlap=bool(tensor_overlap[1]) if tensor_overlap else None,
         software=generation.key,
         assumed=tuple(assumed),
     )
@@ -250,8 +250,8 @@ def _spec(model: Table, generation: Software, assumed: list[str]) -> ModelSpec:
         assumed.append(f"mlp {mlp}: not published, by the model's name")
     heads = _optional(model, "heads")
     if heads is None:
-        heads = max(1, round(width / 128))
-        assumed.append(f"{heads} heads: not published, a width of 128 each")
+        heads = _usual_heads(width)
+        assumed.append(f"{heads} heads: not published, of a width near 128")
     vocabulary = _optional(model, "vocab")
     if vocabulary is None:
         vocabulary = 250_880 if "bloom" in str(model.get("name")) else generation.vocabulary
@@ -284,6 +284,12 @@ def _spec(model: Table, generation: Software, assumed: list[str]) -> ModelSpec:
         dropout=generation.dropout,
         attention_dropout=0.0 if generation.fused_attention else generation.dropout,
     )
+
+
+def _usual_heads(width: int) -> int:
+    """Heads of equal width, a multiple of 8 as near to 128 as the model's width allows."""
+    widths = [w for w in range(64, 257, 8) if width % w == 0]
+    return width // min(widths, key=lambda w: abs(w - 128)) if widths else max(1, round(width / 128))
 
 
 def _refuse(reason: str) -> int:

@@ -129,16 +129,18 @@ def software_names() -> tuple[str, ...]:
 
 
 def software_of(source: str, release: str, shard: str) -> Software | None:
-    """The generation that a published run was made with, or None where no file names its source."""
-    best: tuple[int, Software] | None = None
+    """The generation that a published run was made with, the oldest where its release is not published, or None where no
+    file names its source."""
+    best: tuple[tuple[int, int], Software] | None = None
     for key in software_names():
         for runs in software(key).runs:
             if runs.source != source or not shard.startswith(runs.shard):
                 continue
             if release and ((runs.since and release < runs.since) or (runs.before and release >= runs.before)):
                 continue
-            if best is None or len(runs.shard) > best[0]:
-                best = (len(runs.shard), software(key))
+            fit = (len(runs.shard), -software(key).years[0])
+            if best is None or fit > best[0]:
+                best = (fit, software(key))
     return best[1] if best else None
 
 

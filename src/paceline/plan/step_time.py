@@ -18,9 +18,9 @@ from paceline.plan.network import send_seconds
 from paceline.plan.setting import Setting, StepTime
 from paceline.plan.software import Fitted, Software, software
 
-CONTENTION = 0.1
+CONTENTION = 0.2
 """Products run slower by this share of the time in which a collective runs beside them: it takes multiprocessors and
-memory bandwidth (Calculon charges 0.15 of the multiprocessors over NVLink and 0.02 over InfiniBand)."""
+memory bandwidth (Calculon charges 0.15 of the multiprocessors over NVLink, Echo, arXiv 2412.12487, measures 0.38)."""
 
 STRAGGLING = 0.006
 """Relative spread of the time of equal ranks; a step waits for the slowest. From the loss of DGX Cloud's H100 runs between

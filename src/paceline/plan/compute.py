@@ -24,7 +24,7 @@ from paceline.plan.software import Fitted, Software
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (64, 128, 0.75), (64, 64, 0.55))
 """Tiles of product kernels with the share of the best rate that each reaches: the kernel that is fastest is chosen."""
 
-KERNEL_SECONDS = 2e-6
+KERNEL_SECONDS = 1e-6
 """The shortest time of a kernel on an accelerator."""
 
 UNALIGNED = 0.2
@@ -123,7 +123,8 @@ def filled(m: float, n: float, units: int) -> float:
     best = 0.0
     for rows, columns, share in TILES:
         tiles = math.ceil(m / rows) * math.ceil(n / columns)
-        waves = math.ceil(tiles / units)
+        # The last wave is neither lost whole nor saved whole: tiles of it begin as soon as those before them end.
+        waves = (math.ceil(tiles / units) + max(1.0, tiles / units)) / 2
         best = max(best, share * m * n / (waves * units * rows * columns))
     return best
 

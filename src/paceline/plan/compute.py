@@ -19,7 +19,7 @@ import msgspec
 from paceline.cluster.device import Device, ProductType
 from paceline.cluster.measured import Curve
 from paceline.plan.setting import Setting
-from paceline.plan.software import Fitted, Software
+from paceline.plan.software import Factors, Software
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (64, 128, 0.75), (64, 64, 0.55))
 """Tiles of product kernels with the share of the best rate that each reaches: the kernel that is fastest is chosen."""
@@ -78,7 +78,7 @@ class Rates(msgspec.Struct, frozen=True):
 
     device: Device
     software: Software
-    factors: Fitted
+    factors: Factors
 
     def product(self, m: float, n: float, k: float, kind: ProductType, result_bytes: float = SIXTEEN) -> float:
         """Seconds of one product of m x k with k x n, which moves so many bytes for each number of its result."""

@@ -200,7 +200,7 @@ def setting_of_run(row: Table) -> Setting:
         last_layers=last,
         sequence_parallel=bool(sequence_parallel) and layout.tp > 1,
         context_method="ring",
-        fused_attention=generation.fused_attention,
+        fused_attention=generation.fused_attention or "flash" in str(row.get("recompute")),
         compile=bool(row.get("compile")),
         reduce_every_microbatch=zero_stage >= 2 or generation.reduce_every_microbatch,
         recipe=recipe,  # type: ignore[arg-type]

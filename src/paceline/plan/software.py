@@ -42,16 +42,26 @@ class Hidden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: float = 0.0
 
 
-class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Factors on the seconds of terms, fitted to `rows` runs on a device with leave-one-source-out error beside it."""
+class Factors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Factors on the seconds of terms: products, memory, launches, exchanges."""
 
-    device: str
-    rows: int
-    sources: tuple[str, ...]
     matmul: float = 1.0
     memory: float = 1.0
     launch: float = 1.0
     network: float = 1.0
+
+
+class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Factors fitted to `rows` published runs on a device (`benchmarks/fit_planner.py`), at most one for 15 of them.
+
+    without: the same, fitted without the runs of one source; what is left out of it had no other source to be fitted to.
+    """
+
+    device: str
+    rows: int
+    sources: tuple[str, ...]
+    factors: Factors
+    without: dict[str, Factors] = {}
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from paceline.plan.compute import Pass, Rates, block_pass, head_pass, optimizer_
 from paceline.plan.exchanges import DataExchange, context_seconds, data_seconds, tensor_seconds
 from paceline.plan.network import send_seconds
 from paceline.plan.setting import Setting, StepTime
-from paceline.plan.software import Fitted, Software, software
+from paceline.plan.software import Factors, Software, software
 
 CONTENTION = 0.2
 """Products run slower by this share of the time in which a collective runs beside them: it takes multiprocessors and
@@ -30,7 +30,7 @@ PRIOR_SPREAD = (0.86, 1.17)
 CALIBRATED_SPREAD = (0.93, 1.08)
 """P10 and P90 of a step over its prediction."""
 
-NO_FACTORS = Fitted(device="", rows=0, sources=())
+NO_FACTORS = Factors()
 
 
 class Stage(NamedTuple):
@@ -52,8 +52,13 @@ def predict_step(setting: Setting, calibrated: bool = False) -> StepTime:
     Args:
         calibrated: with the factors fitted to runs of this device and software generation; else from the catalogue alone.
     """
+    fitted = software(setting.software).fitted_to(setting.device.key) if calibrated else None
+    return step_with(setting, fitted.factors if fitted else None)
+
+
+def step_with(setting: Setting, factors: Factors | None) -> StepTime:
+    """Seconds of one optimizer step with factors on its terms; None: from the catalogue alone."""
     generation = software(setting.software)
-    factors = generation.fitted_to(setting.device.key) if calibrated else None
     rates = Rates(setting.device, generation, factors or NO_FACTORS)
     block, head = block_pass(setting, rates), head_pass(setting, rates)
     network = rates.factors.network

@@ -1,0 +1,247 @@
+"""Memory of a training run from its configuration: by stage of the pipeline, the heaviest counts. Imports no torch.
+
+Three figures are told apart, since "memory" in a report is one of them. *Allocated* is what tensors take at the peak of a
+step: its standing part, and the largest of three moments: the loss, a block's backward, the update. *Reserved* is what the
+allocator took from the device, which keeps what the other moments needed as well and rounds up. *Device* adds the context
+and what the communication library holds.
+
+A run of our own engine (software "paceline") is weighed by `parallel.memory.rank_memory`, which is exact. Any other by the
+habits of its software (`memory_habits.toml`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+from paceline.plan.alive import alive, stage_layers, stages_of
+from paceline.plan.kept import BlockBytes, block_bytes, split_of
+from paceline.plan.memory_habits import Habits, Kept, habits_of
+from paceline.plan.setting import DeviceMemory, Setting, StageMemory
+
+OWN = "paceline"
+
+OOM_THRESHOLD = 0.5
+"""A run is said to fit where running out of memory is less likely than this."""
+
+USABLE = 0.99
+"""Share of a device's memory that programs get: an A100 of 80 GiB gives 81,251 MiB of 81,920, an H100 81,559."""
+
+Z90 = 1.2815515655446004
+"""90th percentile of the normal distribution."""
+
+Moment = Literal["loss", "backward", "update"]
+
+
+class Elements(NamedTuple):
+    """Numbers of parameters on one rank: all, one block, the largest tensor, tables (embedding and output head)."""
+
+    total: float
+    block: float
+    largest: float
+    tables: float
+
+
+def predict_memory(setting: Setting) -> DeviceMemory:
+    """The peak of the rank that needs most.
+
+    Raises:
+        ValueError: more stages than blocks can fill.
+    """
+    if setting.software == OWN:
+        from paceline.plan.own_memory import own_stages
+
+        return gathered_up(setting, own_stages(setting), OWN_SIGMA[setting.device.kind])
+    habits = habits_of(setting.software, setting.precision)
+    block = block_bytes(setting, habits)
+    layers = stage_layers(setting)
+    if sum(layers) != setting.spec.num_layers:
+        raise ValueError(f"{setting.spec.num_layers} blocks do not fill stages of {layers}")
+    stages = tuple(_stage(setting, habits, block, layers, rank) for rank in candidates(setting, layers))
+    return gathered_up(setting, stages, habits.sigma)
+
+
+OWN_SIGMA = {"cpu": 0.02, "cuda": 0.05, "rocm": 0.05}
+"""Of our own engine: its tensors are counted exactly, the allocator of a GPU is not."""
+
+
+def gathered_up(setting: Setting, stages: tuple[StageMemory, ...], sigma: float) -> DeviceMemory:
+    """The heaviest of several stages, with the range that `sigma` of ln(measured / predicted) gives."""
+    worst = max(stages, key=lambda stage: stage.device_bytes)
+    low, high = math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
+    return DeviceMemory(
+        allocated_bytes=worst.allocated_bytes,
+        reserved_bytes=worst.reserved_bytes,
+        device_bytes=worst.device_bytes,
+        device_p10_bytes=round(worst.device_bytes * low),
+        device_p90_bytes=round(worst.device_bytes * high),
+        parts=worst.parts,
+        stage=worst.stage,
+        spread=(low, high),
+        oom_probability=oom_probability(worst.device_bytes, usable_bytes(setting), sigma),
+        stages=stages,
+    )
+
+
+def usable_bytes(setting: Setting) -> int:
+    """Memory of a device that programs get."""
+    share = 1.0 if setting.device.kind == "cpu" else USABLE
+    return round(setting.device.memory_bytes * share)
+
+
+def oom_probability(device_bytes: float, usable: float, sigma: float) -> float:
+    """Chance that the device needs more than it has, where ln(true / predicted) is normal with this deviation."""
+    return 0.5 * math.erfc(math.log(usable / device_bytes) / (sigma * math.sqrt(2)))
+
+
+def fits(memory: DeviceMemory, threshold: float = OOM_THRESHOLD) -> bool:
+    """Whether running out of memory is less likely than `threshold`."""
+    return memory.oom_probability < threshold
+
+
+def candidates(setting: Setting, layers: tuple[int, ...]) -> tuple[int, ...]:
+    """Ranks of the pipeline of which one needs most: of those with equal blocks the first ones keep most alive."""
+    held = [tuple(layers[stage] for stage in stages_of(setting, rank)) for rank in range(setting.layout.pp)]
+    first_of = {held.index(blocks) for blocks in held}
+    second_of = {held.index(blocks, 1) for blocks in held[1:]}
+    return tuple(sorted(first_of | second_of | {0, len(held) - 1}))
+
+
+def elements_of(setting: Setting, blocks: int, first: bool, last: bool) -> Elements:
+    """Parameters of a rank of tp with so many blocks, the embedding's and the head's where it has them."""
+    spec, tp = setting.spec, setting.layout.tp
+    query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    own_kv = max(1.0, spec.num_kv_heads / tp) * spec.head_dim
+    largest_matrix = max(spec.dim * spec.ffn_dim, spec.dim * query) / tp
+    matrices = spec.dim * (2 * query / tp + 2 * own_kv + (3 if spec.mlp == "swiglu" else 2) * spec.ffn_dim / tp)
+    vectors = 2 * spec.dim * (2 if spec.norm == "layernorm" and spec.bias else 1)
+    if spec.bias or spec.qkv_bias:
+        vectors += (query + 2 * kv) // tp
+    if spec.bias:
+        vectors += 2 * spec.dim + spec.ffn_dim // tp
+    table = -(-spec.vocab_size // tp) * spec.dim
+    count = int(first) + int(last and not (first and spec.tie_embeddings))
+    positions = spec.max_sequence_length * spec.dim if first and spec.positions == "learned" else 0
+    tables = count * table + positions
+    return Elements(
+        total=blocks * (matrices + vectors) + tables + (spec.dim if last else 0),
+        block=matrices + vectors if blocks else 0.0,
+        largest=max(table if count else 0, largest_matrix if blocks else 0.0),
+        tables=table if count else 0,
+    )
+
+
+def shards_of(setting: Setting) -> int:
+    """Data ranks that share what ZeRO splits."""
+    if setting.zero_stage == 0:
+        return 1
+    layout = setting.layout
+    return layout.shards if layout.dp_shard > 1 else layout.dp * layout.cp
+
+
+def _stage(setting: Setting, habits: Habits, block: BlockBytes, layers: tuple[int, ...], rank: int) -> StageMemory:
+    stages = stages_of(setting, rank)
+    first, last = 0 in stages, len(layers) - 1 in stages
+    elements = elements_of(setting, sum(layers[s] for s in stages), first, last)
+    standing = _standing(setting, habits, elements)
+    counts = alive(setting, rank)
+    kept = sum(count * layers[stage] for count, stage in zip(counts, stages, strict=True)) * block.kept
+    kept += _ends(setting, block, counts, last, sum(counts) if habits.stage_outputs and setting.layout.pp > 1 else 0)
+    extra: dict[Moment, float] = {
+        "loss": _loss(setting, habits) if last else 0.0,
+        "backward": (block.working if elements.block else 0.0) + _reduction(setting, habits, elements),
+        "update": _update(setting, habits, elements),
+    }
+    return _summed(setting, habits, rank, standing, kept, extra)
+
+
+def _standing(setting: Setting, habits: Habits, elements: Elements) -> dict[str, float]:
+    """What a rank holds all the time, by part."""
+    shards = shards_of(setting)
+
+    def held(kept: Kept) -> float:
+        split = setting.zero_stage >= kept.split_from
+        return kept.size * elements.total / (shards if split else 1)
+
+    gathered = 0.0
+    if setting.zero_stage == 3 and shards > 1:
+        whole = habits.gathered_blocks * elements.block + elements.tables
+        gathered = split_of(setting, habits).number * min(whole, elements.total)
+    return {
+        "parameters": held(habits.parameters), "gradients": held(habits.gradients), "master": held(habits.master),
+        "moments": held(habits.moments), "gathered": gathered,
+    }  # fmt: skip
+
+
+def _ends(setting: Setting, block: BlockBytes, counts: tuple[int, ...], last: bool, outputs: int) -> float:
+    """Beside the blocks: token numbers, the last norm's and the head's input, a stage's outputs where they are kept."""
+    tokens = setting.microbatch * setting.sequence_length // setting.layout.cp
+    head = 2 * block.stream * counts[-1] if last else 0.0
+    return 8.0 * tokens + head + outputs * block.stream
+
+
+def _loss(setting: Setting, habits: Habits) -> float:
+    """Logits with all that the loss holds beside them at its peak."""
+    tokens = setting.microbatch * setting.sequence_length // setting.layout.cp
+    eager, compiled, split = habits.logit_bytes
+    size = compiled if setting.compile else eager
+    if setting.layout.tp > 1 and split:
+        size = split
+    whole = setting.loss_chunk_tokens or tokens
+    kept = 0.0
+    if setting.loss_chunk_tokens:
+        kept = 4.0 * setting.spec.vocab_size * setting.spec.dim / setting.layout.tp
+    return kept + min(whole, tokens) * math.ceil(setting.spec.vocab_size / setting.layout.tp) * size
+
+
+def _reduction(setting: Setting, habits: Habits, elements: Elements) -> float:
+    """Whole gradients on their way to the ranks that keep them: of a block or of a table, or a bucket of them."""
+    if setting.layout.dp * setting.layout.cp == 1:
+        return 0.0
+    if setting.zero_stage == 3:
+        return habits.reduced_bytes * max(elements.block, elements.tables)
+    return min(habits.bucket_elements, elements.total) * habits.bucket_bytes
+
+
+def _update(setting: Setting, habits: Habits, elements: Elements) -> float:
+    """What an update needs beside the standing parts: a copy of gradients, and the norm of the largest tensor."""
+    shards = shards_of(setting)
+    step = habits.step.size * elements.total / (shards if setting.zero_stage >= habits.step.split_from else 1)
+    normed = min(elements.largest, elements.total / shards) if habits.norm_split else elements.largest
+    return step + habits.norm * normed
+
+
+def _summed(
+    setting: Setting, habits: Habits, rank: int, standing: dict[str, float], kept: float, extra: dict[Moment, float]
+) -> StageMemory:
+    """The three figures from what stands, what is kept for backward passes, and what each moment adds."""
+    base = sum(standing.values())
+    freed = standing["gradients"] if habits.gradients_freed and setting.accumulation == 1 else 0.0
+    at: dict[Moment, float] = {
+        "loss": base - freed + kept + extra["loss"],
+        "backward": base + kept + extra["backward"],
+        "update": base + extra["update"],
+    }
+    peak = max(at, key=lambda moment: at[moment])
+    allocated = at[peak]
+    all_moments = base + kept + sum(extra.values())
+    reserved = (allocated + habits.phases_add * (all_moments - allocated)) * (1 + habits.reserve)
+    communicators = habits.communicator_bytes * (len(setting.layout.split_axes()) + (setting.layout.world_size > 1))
+    parts = {
+        **standing,
+        "gradients": standing["gradients"] - (freed if peak == "loss" else 0.0),
+        "activations": 0.0 if peak == "update" else kept,
+        "logits": extra["loss"] if peak == "loss" else 0.0,
+        "buffers": extra[peak] if peak != "loss" else 0.0,
+        "reserve": reserved - allocated,
+        "context": habits.context_bytes,
+        "communicators": communicators,
+    }
+    return StageMemory(
+        stage=rank,
+        parts={name: round(size) for name, size in parts.items()},
+        peak=peak,
+        allocated_bytes=round(allocated),
+        reserved_bytes=round(reserved),
+        device_bytes=round(reserved + habits.context_bytes + communicators),
+    )

@@ -60,14 +60,10 @@ def block_bytes(setting: Setting, habits: Habits) -> BlockBytes:
     """What one block keeps; see `BlockBytes`."""
     split = split_of(setting, habits)
     spec = setting.spec
-    scores = _scores(setting, habits, split)
+    scores = _scores(setting, split)
     whole = _linear(setting, habits, split) + scores
     stream = split.number * spec.dim / split.stream
-    kept = whole
-    if setting.recompute == "full":
-        kept = stream
-    elif setting.recompute == "selective":
-        kept = whole - scores if habits.selective == "scores" else _every_second_product(setting, split)
+    kept = _under_recompute(setting, habits, split, whole, scores)
     gate = 2 if spec.mlp == "swiglu" else 1
     gradients = split.number * (2 * spec.dim / split.stream + (gate + 1) * spec.ffn_dim / split.tp)
     if setting.sequence_parallel:
@@ -76,14 +72,20 @@ def block_bytes(setting: Setting, habits: Habits) -> BlockBytes:
     return BlockBytes(tokens * kept, tokens * stream, tokens * (whole - kept + gradients))
 
 
-def is_fused(setting: Setting, habits: Habits) -> bool:
-    """Whether scores are never written to memory."""
-    return setting.fused_attention and not habits.written_attention
-
-
-def drops(setting: Setting, habits: Habits) -> bool:
-    """Whether the model drops numbers: as its spec says, or as GPT models of its generation do."""
-    return bool(setting.spec.dropout) or (habits.dropout and setting.spec.norm == "layernorm")
+def _under_recompute(setting: Setting, habits: Habits, split: Split, whole: float, scores: float) -> float:
+    """Per token, what is kept of `whole`. Full recomputation may leave some blocks out; selective is of several kinds."""
+    spec = setting.spec
+    if setting.recompute == "full":
+        stream = split.number * spec.dim / split.stream
+        return setting.recomputed_layers * stream + (1 - setting.recomputed_layers) * whole
+    if setting.recompute == "none":
+        return whole
+    if setting.recomputed == "every other product":
+        return _every_second_product(setting, split)
+    if setting.recomputed == "mlp":
+        # The feed-forward's inner numbers; its input, the norm's output, stays.
+        return whole - scores - _feed_forward(setting, habits, split)
+    return whole - scores
 
 
 def _linear(setting: Setting, habits: Habits, split: Split) -> float:
@@ -92,14 +94,16 @@ def _linear(setting: Setting, habits: Habits, split: Split) -> float:
     query, kv = spec.num_heads * spec.head_dim / split.tp, _kv(setting, split)
     norms = 2 * split.number * spec.dim / split.stream
     # What a norm gives is what the next products read. Compiled, it is computed anew from the norm's input.
-    gathered = 1 if habits.gathered_inputs else split.stream
+    gathered = 1 if habits.gathered_inputs and not setting.tensor_overlap else split.stream
     inputs = 0.0 if compiled else 2 * split.input * spec.dim / gathered
     heads = split.number * (query + 2 * kv) + split.input * query
-    ffn = spec.ffn_dim / split.tp
-    numbers = habits.swiglu[1 if compiled else 0] if spec.mlp == "swiglu" else 2.0
-    feed_forward = (split.number * (numbers - 1) + split.input) * ffn
-    masks = 2 * MASK_BYTES * spec.dim / split.stream if drops(setting, habits) else 0.0
-    return norms + inputs + heads + feed_forward + masks
+    masks = 2 * MASK_BYTES * spec.dim / split.stream if setting.spec.dropout else 0.0
+    return norms + inputs + heads + _feed_forward(setting, habits, split) + masks
+
+
+def _feed_forward(setting: Setting, habits: Habits, split: Split) -> float:
+    numbers = habits.swiglu[1 if setting.compile else 0] if setting.spec.mlp == "swiglu" else 2.0
+    return (split.number * (numbers - 1) + split.input) * setting.spec.ffn_dim / split.tp
 
 
 def _kv(setting: Setting, split: Split) -> float:
@@ -107,12 +111,12 @@ def _kv(setting: Setting, split: Split) -> float:
     return max(1.0, setting.spec.num_kv_heads / split.tp) * setting.spec.head_dim
 
 
-def _scores(setting: Setting, habits: Habits, split: Split) -> float:
+def _scores(setting: Setting, split: Split) -> float:
     """Per token: the softmax over all keys, its mask and what is left after it; or the fused kernel's log-sum-exp."""
     heads = setting.spec.num_heads / split.tp
-    if is_fused(setting, habits):
+    if setting.fused_attention:
         return LOG_SUM_EXP_BYTES * heads
-    dropped = MASK_BYTES + split.number if drops(setting, habits) or setting.spec.attention_dropout else 0.0
+    dropped = MASK_BYTES + split.number if setting.spec.attention_dropout else 0.0
     return heads * setting.sequence_length * (split.number + dropped)
 
 

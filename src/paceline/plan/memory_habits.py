@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,7 @@ from paceline.cluster.device import ProductType
 FILE = Path(__file__).parent / "memory_habits.toml"
 DEFAULT = "mixed"
 
-OVERRIDES = ("fp16", "fp32", "fp8")
+OVERRIDES = ("fp16", "fp32", "fp8", "fp4")
 """Element types of products under which a generation may keep other things: tables of its entry."""
 
 
@@ -38,12 +38,9 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bucket_elements, bucket_bytes: reduction buffers, in elements and bytes of one.
     gathered_blocks: blocks whose weights stand whole at once under ZeRO-3, the rest of the model beside them.
     reduced_bytes: of an element of a block's whole gradient on its way into a reduce-scatter, the gradient counted.
-    written_attention: the generation has no kernel that leaves the scores out of memory.
-    dropout: its GPT models train with dropout though a source does not say so.
     gathered_inputs: under sequence parallelism the inputs of products are kept whole, not gathered again.
     input_bytes: of a number that is kept as the input of a product.
     swiglu: numbers kept for each of `ffn_dim`, eager and compiled.
-    selective: what "selective" computes anew: the scores, or all but the outputs of every second product.
     stage_outputs: a pipeline's stage keeps its output beside its input for each micro-batch.
     logit_bytes: at the loss's peak for each logit, eager and compiled, and under a split vocabulary (0: as eager).
     phases_add: the share of what the step's lesser moments need that is reserved beside the peak: 1 where a freed block
@@ -67,12 +64,9 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bucket_bytes: float = 0.0
     gathered_blocks: float = 2.0
     reduced_bytes: float = 6.0
-    written_attention: bool = False
-    dropout: bool = False
     gathered_inputs: bool = False
     input_bytes: float = 2.0
     swiglu: tuple[float, float] = (4.0, 2.0)
-    selective: Literal["scores", "products"] = "scores"
     stage_outputs: bool = False
     logit_bytes: tuple[float, float, float] = (12.0, 12.0, 0.0)
     phases_add: float = 1.0

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from paceline.cluster.catalogue import node_link
 from paceline.cluster.measured import (
     Collectives,
     Compute,
@@ -19,7 +20,7 @@ from paceline.cluster.measured import (
     save_measured,
 )
 from paceline.cluster.probe import Host, probe_host
-from paceline.cluster.spec import node_link, parse_cluster
+from paceline.cluster.spec import parse_cluster
 from paceline.errors import UsageError
 
 DATE = "2026-01-02T03:04:05+00:00"

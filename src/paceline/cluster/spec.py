@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from paceline.cluster.catalogue import device, fabric, has_fast_bf16
+from paceline.cluster.device import Device, Link
 from paceline.cluster.measured import MeasuredCluster, load_measured
 from paceline.cluster.probe import Host
-from paceline.config import nearest
 from paceline.errors import UsageError
-from paceline.units import parse_bytes
 
 HERE = "here"
 SUFFIX = ".toml"
@@ -23,18 +21,22 @@ MEASURED_FILE = "cluster.toml"
 ASSUMED_COMPILER = "g++"
 """A cluster that is only described is taken to have what compiled blocks need."""
 
-CATALOG = Path(__file__).parent / "catalog"
 _PATTERN = re.compile(r"(\d+)x(\d+)x([A-Za-z0-9.-]+)(?::([A-Za-z0-9.-]+))?")
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """`nodes` nodes of `devices_per_node` devices; `host` is one of them. `measured`: what a bench found out about it."""
+    """`nodes` nodes of `devices_per_node` devices; `host` is one of them. `measured`: what a bench found out about it.
+
+    device, fabric: of the catalogue, where the cluster is described by their names.
+    """
 
     text: str
     nodes: int
     devices_per_node: int
     host: Host
     measured: MeasuredCluster | None = None
+    device: Device | None = None
+    fabric: Link | None = None
 
     @property
     def devices(self) -> int:
@@ -64,9 +66,10 @@ def parse_cluster(text: str, here: Host) -> Cluster:
     nodes, devices, name = int(match[1]), int(match[2]), match[3]
     if nodes < 1 or devices < 1:
         raise UsageError(f"--cluster {text!r}: nodes and devices are 1 or more", values={"cluster": text})
-    if name == "cpu":
-        return Cluster(text, nodes, devices, here)
-    return Cluster(text, nodes, devices, _catalog_host(name, devices))
+    found = device(name)
+    between = fabric(match[4], devices) if match[4] else None
+    host = here if name == "cpu" else _catalog_host(found, devices)
+    return Cluster(text, nodes, devices, host, device=found, fabric=between)
 
 
 def _measured_here(here: Host) -> MeasuredCluster | None:
@@ -77,50 +80,15 @@ def _measured_here(here: Host) -> MeasuredCluster | None:
     return measured if (measured.host.name, measured.host.device_name) == (here.name, here.device_name) else None
 
 
-def device_names() -> list[str]:
-    """Devices of the catalogue."""
-    return sorted(entry.stem for entry in CATALOG.glob("*.toml"))
-
-
-def _catalog_host(name: str, devices: int) -> Host:
-    if name not in device_names():
-        near = nearest(name, device_names())
-        raise UsageError(
-            f"no device {name!r} in the catalogue",
-            values={"device": name, "known": device_names()},
-            hint=f"Did you mean {near}?" if near else f"Known devices: cpu, {', '.join(device_names())}.",
-        )
-    entry = _entry(name)
+def _catalog_host(found: Device, devices: int) -> Host:
     return Host(
-        name=name,
+        name=found.key,
         device_kind="cuda",
         devices=devices,
-        device_name=entry["name"],
-        device_memory_bytes=parse_bytes(entry["memory"]),
+        device_name=found.name,
+        device_memory_bytes=found.memory_bytes,
         cores=0,
         memory_bytes=0,
-        fast_bf16=entry["bf16"],
+        fast_bf16=has_fast_bf16(found.key),
         compiler=ASSUMED_COMPILER,
     )
-
-
-class NodeLink(msgspec.Struct, frozen=True):
-    """What joins the devices of a node: bytes/s of a device in one direction, and of them what a ring all-reduce reaches."""
-
-    name: str
-    bytes_per_second: float
-    source: str
-    reached_bytes_per_second: float | None = None
-
-
-def node_link(device_name: str) -> NodeLink | None:
-    """The link of a device by the name that it gives itself, or None where the catalogue has none."""
-    for name in device_names():
-        entry = _entry(name)
-        if device_name in (entry["name"], *entry.get("nvidia_smi", ())) and "link" in entry:
-            return msgspec.convert(entry["link"], NodeLink)
-    return None
-
-
-def _entry(name: str) -> dict[str, Any]:
-    return tomllib.loads((CATALOG / f"{name}.toml").read_text(encoding="utf-8"))

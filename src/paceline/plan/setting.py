@@ -27,6 +27,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     layers: blocks of each stage of the model, where they are known; else they are as even as they go.
     parameter_dtype, offload, ddp, optimizer: as a job of ours sets them.
     fused_attention: scores are never written to memory. software: key of the software generation (`plan/software`).
+    recipe: how numbers of 8 and 4 bits are scaled, where the source says. gradient_bytes: of an element on the wire between
+        data ranks; 0: as the generation does. tensor_overlap: tensor exchanges run beside products; None: as it does.
+    recomputed: what `selective` computes anew. recomputed_layers: the share of blocks that `full` covers.
     assumed: what the source does not say and was assumed, in words, each with its reason.
     """
 
@@ -54,6 +57,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     compile: bool = False
     loss_chunk_tokens: int = 0
     reduce_every_microbatch: bool = False
+    recipe: Literal["", "tensorwise", "rowwise", "mx"] = ""
+    recomputed: Literal["elementwise", "attention", "every other product", "mlp"] = "elementwise"
+    recomputed_layers: float = 1.0
+    gradient_bytes: int = 0
+    tensor_overlap: bool | None = None
     software: str = "paceline"
     layers: tuple[int, ...] = ()
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"

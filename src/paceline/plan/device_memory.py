@@ -48,11 +48,11 @@ def predict_memory(setting: Setting) -> DeviceMemory:
     Raises:
         ValueError: more stages than blocks can fill.
     """
-    if setting.software == OWN:
+    if OWN in (setting.software, setting.memory_habits):
         from paceline.plan.own_memory import own_stages
 
         return gathered_up(setting, own_stages(setting), OWN_SIGMA[setting.device.kind])
-    habits = habits_of(setting.software, setting.precision)
+    habits = habits_of(setting.memory_habits or setting.software, setting.precision)
     block = block_bytes(setting, habits)
     layers = stage_layers(setting)
     if sum(layers) != setting.spec.num_layers:

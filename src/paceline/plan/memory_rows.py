@@ -67,13 +67,15 @@ def measured_memory(measured: Mapping[str, Any], source: str) -> dict[str, float
     return found
 
 
-def release_of(row: Mapping[str, Any]) -> str:
-    """When a run was made, where its source changed what it keeps and does not say so in the row."""
-    where = str(row.get("where") or "")
+def habits_key(row: Mapping[str, Any]) -> str:
+    """Key of what a run's software keeps, where it changed within a generation; "" where the generation says it."""
+    if row.get("source") == "zerobubble2024":
+        return "zero-bubble"
     if row.get("source") != "bigscience":
         return ""
-    line = re.search(r"prequel\.md lines? (\d+)", where)
-    return "2022-02" if line is not None and int(line[1]) < BF16_OPTIMIZER_LINE else "2022-03"
+    line = re.search(r"prequel\.md lines? (\d+)", str(row.get("where") or ""))
+    early = line is not None and int(line[1]) < BF16_OPTIMIZER_LINE
+    return "megatron-deepspeed-2022" if early else "megatron-deepspeed-2022-bf16"
 
 
 class PredictedMemory(NamedTuple):

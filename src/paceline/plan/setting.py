@@ -30,6 +30,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     recipe: how numbers of 8 and 4 bits are scaled, where the source says. gradient_bytes: of an element on the wire between
         data ranks; 0: as the generation does. tensor_overlap: tensor exchanges run beside products; None: as it does.
     recomputed: what `selective` computes anew. recomputed_layers: the share of blocks that `full` covers.
+    memory_habits: key of what the software keeps (`plan/memory_habits.toml`) where it is not that of `software`.
     assumed: what the source does not say and was assumed, in words, each with its reason.
     """
 
@@ -63,6 +64,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     gradient_bytes: int = 0
     tensor_overlap: bool | None = None
     software: str = "paceline"
+    memory_habits: str = ""
     layers: tuple[int, ...] = ()
     parameter_dtype: Literal["fp32", "bf16"] = "fp32"
     offload: OffloadConfig = NO_OFFLOAD

@@ -17,18 +17,11 @@ from typing import Literal, NamedTuple
 from paceline.plan.alive import alive, stage_layers, stages_of
 from paceline.plan.kept import BlockBytes, block_bytes, split_of
 from paceline.plan.memory_habits import Habits, Kept, habits_of
+from paceline.plan.own_memory import own_stages
 from paceline.plan.setting import DeviceMemory, Setting, StageMemory
+from paceline.plan.verdict import OWN_SIGMA, gathered_up, usable_bytes
 
 OWN = "paceline"
-
-OOM_THRESHOLD = 0.5
-"""A run is said to fit where running out of memory is less likely than this."""
-
-USABLE = 0.99
-"""Share of a device's memory that programs get: an A100 of 80 GiB gives 81,251 MiB of 81,920, an H100 81,559."""
-
-Z90 = 1.2815515655446004
-"""90th percentile of the normal distribution."""
 
 Moment = Literal["loss", "backward", "update"]
 
@@ -49,54 +42,15 @@ def predict_memory(setting: Setting) -> DeviceMemory:
         ValueError: more stages than blocks can fill.
     """
     if OWN in (setting.software, setting.memory_habits):
-        from paceline.plan.own_memory import own_stages
-
-        return gathered_up(setting, own_stages(setting), OWN_SIGMA[setting.device.kind])
+        return gathered_up(own_stages(setting), OWN_SIGMA[setting.device.kind], usable_bytes(setting))
     habits = habits_of(setting.memory_habits or setting.software, setting.precision)
     block = block_bytes(setting, habits)
     layers = stage_layers(setting)
     if sum(layers) != setting.spec.num_layers:
         raise ValueError(f"{setting.spec.num_layers} blocks do not fill stages of {layers}")
     stages = tuple(_stage(setting, habits, block, layers, rank) for rank in candidates(setting, layers))
-    return gathered_up(setting, stages, habits.sigma)
+    return gathered_up(stages, habits.sigma, usable_bytes(setting))
 
-
-OWN_SIGMA = {"cpu": 0.02, "cuda": 0.05, "rocm": 0.05}
-"""Of our own engine: its tensors are counted exactly, the allocator of a GPU is not."""
-
-
-def gathered_up(setting: Setting, stages: tuple[StageMemory, ...], sigma: float) -> DeviceMemory:
-    """The heaviest of several stages, with the range that `sigma` of ln(measured / predicted) gives."""
-    worst = max(stages, key=lambda stage: stage.device_bytes)
-    low, high = math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
-    return DeviceMemory(
-        allocated_bytes=worst.allocated_bytes,
-        reserved_bytes=worst.reserved_bytes,
-        device_bytes=worst.device_bytes,
-        device_p10_bytes=round(worst.device_bytes * low),
-        device_p90_bytes=round(worst.device_bytes * high),
-        parts=worst.parts,
-        stage=worst.stage,
-        spread=(low, high),
-        oom_probability=oom_probability(worst.device_bytes, usable_bytes(setting), sigma),
-        stages=stages,
-    )
-
-
-def usable_bytes(setting: Setting) -> int:
-    """Memory of a device that programs get."""
-    share = 1.0 if setting.device.kind == "cpu" else USABLE
-    return round(setting.device.memory_bytes * share)
-
-
-def oom_probability(device_bytes: float, usable: float, sigma: float) -> float:
-    """Chance that the device needs more than it has, where ln(true / predicted) is normal with this deviation."""
-    return 0.5 * math.erfc(math.log(usable / device_bytes) / (sigma * math.sqrt(2)))
-
-
-def fits(memory: DeviceMemory, threshold: float = OOM_THRESHOLD) -> bool:
-    """Whether running out of memory is less likely than `threshold`."""
-    return memory.oom_probability < threshold
 
 
 def candidates(setting: Setting, layers: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from paceline.job.memory_advice import memory_advice
 from paceline.job.resolve import Resolved
 from paceline.parallel.fsdp.config import fsdp_config
 from paceline.parallel.memory import RankMemory, rank_memory
+from paceline.plan.own_memory import three_figures
 from paceline.plan.traffic import traffic
 from paceline.units import format_bytes, format_percent, format_seconds
 
@@ -28,7 +29,11 @@ def fixed_plan(
         "layout": {**resolved.layout.to_record(), "microbatch": resolved.batch.microbatch,
                    "accumulation": resolved.batch.accumulation},
         "fits": resolved.fits,
-        "memory": {"stages": [m.to_record() for m in resolved.stages], "heaviest": resolved.heaviest},
+        "memory": {
+            "stages": [m.to_record() for m in resolved.stages],
+            "heaviest": resolved.heaviest,
+            **three_figures(resolved),
+        },
         "memory_available_bytes": resolved.memory_available_bytes,
         "checkpoint_bytes": checkpoint_size(resolved),
         "axes": axes(resolved, ranks_per_node),

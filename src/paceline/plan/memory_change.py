@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from paceline.plan.device_memory import fits, predict_memory
+from paceline.plan.device_memory import predict_memory
 from paceline.plan.setting import DeviceMemory, Setting
+from paceline.plan.verdict import fits
 from paceline.units import format_bytes
 
 CHUNK_TOKENS = 1024

@@ -19,8 +19,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from paceline.model.flop import Recompute
-from paceline.plan.device_memory import fits, predict_memory
+from paceline.plan.device_memory import predict_memory
 from paceline.plan.setting import DeviceMemory, Setting
+from paceline.plan.verdict import fits
 from paceline.units import GiB, MiB
 
 Quantity = Literal["memory_allocated_bytes", "memory_reserved_bytes", "memory_device_bytes", "fits"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+from paceline.job.resolve import Resolved
 from paceline.parallel.batch import BatchPlan
 from paceline.parallel.context.config import ContextConfig
 from paceline.parallel.fsdp.config import FsdpConfig
@@ -14,6 +15,7 @@ from paceline.parallel.pipeline.config import NO_PIPELINE, PipelineConfig, Sched
 from paceline.parallel.tensor.config import NO_TENSOR, TensorConfig
 from paceline.parallel.transforms import Transforms
 from paceline.plan.setting import Setting, StageMemory
+from paceline.plan.verdict import OWN_SIGMA, gathered_up
 
 
 def own_stages(setting: Setting) -> tuple[StageMemory, ...]:
@@ -69,3 +71,17 @@ def _stage(rank: int, memory: RankMemory) -> StageMemory:
         reserved_bytes=reserved,
         device_bytes=memory.total_bytes,
     )
+
+
+def three_figures(resolved: Resolved) -> dict[str, Any]:
+    """What a plan says of a job beside its stages: allocated, reserved and device memory of the rank that needs most."""
+    kind = resolved.host.device_kind
+    memory = gathered_up(stages_of_ranks(resolved.stages), OWN_SIGMA[kind], resolved.memory_available_bytes)
+    return {
+        "allocated_bytes": memory.allocated_bytes,
+        "reserved_bytes": memory.reserved_bytes,
+        "device_bytes": memory.device_bytes,
+        "device_p10_bytes": memory.device_p10_bytes,
+        "device_p90_bytes": memory.device_p90_bytes,
+        "oom_probability": memory.oom_probability,
+    }

@@ -12,6 +12,7 @@ EXAMPLE = """\
 example:
   paceline plan examples/tiny.toml --fixed --cluster here
   paceline plan model.preset=llama3-8b --fixed --cluster 1x8xh100-sxm --json
+  paceline plan --against tests/golden/published_runs.jsonl
 """
 
 
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cluster", default="here", metavar="SPEC", help="here, a measured cluster.toml, or NODESxDEVICESxDEVICE[:FABRIC]"
     )  # fmt: skip
     parser.add_argument("--procs", type=int, metavar="N", help="ranks, where the cluster is here")
+    parser.add_argument("--against", metavar="RUNS.jsonl|RUN_DIR", help="predict published or own runs, print the error of each")
     parser.add_argument("--fixed", action="store_true", help="weigh the given layout only")
 
 
@@ -33,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     from paceline.job.resolve import resolve_job
     from paceline.plan.fixed import describe, fixed_plan
 
+    if args.against:
+        return _against(args)
     if not args.fixed:
         raise UsageError(
             "this version weighs a given layout and does not search for one",
@@ -54,6 +58,24 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(describe(resolved, document))
     return 0 if resolved.fits else 1
+
+
+def _against(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from paceline.cli import print_document
+    from paceline.errors import UsageError
+    from paceline.plan.against import against
+    from paceline.plan.against_text import describe_against
+
+    if args.words or args.fixed:
+        raise UsageError("--against predicts the runs of a file and takes no job", key="--against", hint="Remove the other words.")
+    document = against(Path(args.against))
+    if args.json:
+        print_document("plan", document)
+    else:
+        print(describe_against(document))
+    return 0
 
 
 def _ranks(job: Job, devices: int, here: bool) -> int:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from paceline.cluster.device import Link
 from paceline.parallel.layout import AXES, Layout
-from paceline.parallel.strategy import Collective
+from paceline.parallel.strategy import Collective, CollectiveKind
+from paceline.parallel.wire import bus_factor
 from paceline.plan.setting import Setting
 
 START_SECONDS = 12e-6
@@ -43,7 +44,7 @@ def group_of(layout: Layout, axes: tuple[str, ...], devices_per_node: int) -> Gr
     return Group(ranks, min(ranks, here))
 
 
-def bus_bandwidth(kind: str, group: Group, setting: Setting) -> float:
+def bus_bandwidth(kind: CollectiveKind, group: Group, setting: Setting) -> float:
     """Bytes/s of a ring of large messages."""
     link, fabric = setting.link, setting.fabric
     if group.nodes == 1 or fabric is None:
@@ -56,13 +57,13 @@ def bus_bandwidth(kind: str, group: Group, setting: Setting) -> float:
     return min(across, link.reached_bytes_per_second) if link is not None and group.per_node > 1 else across
 
 
-def seconds_of(kind: str, size_bytes: float, calls: float, group: Group, setting: Setting, factor: float = 1.0) -> float:
+def seconds_of(
+    kind: CollectiveKind, size_bytes: float, calls: float, group: Group, setting: Setting, factor: float = 1.0
+) -> float:
     """Seconds of `calls` calls that carry `size_bytes` in all, counted as nccl-tests does."""
     if group.ranks == 1 or calls == 0:
         return 0.0
-    passes = {"all_reduce": 2.0, "broadcast": 1.0}.get(kind, 1.0)
-    share = 1.0 if kind == "send_recv" else (group.ranks - 1) / group.ranks
-    moved = passes * share * size_bytes / bus_bandwidth(kind, group, setting)
+    moved = bus_factor(kind, group.ranks) * size_bytes / bus_bandwidth(kind, group, setting)
     return (moved + calls * (START_SECONDS + _latency(kind, group, setting))) * factor
 
 
@@ -79,7 +80,7 @@ def send_seconds(size_bytes: float, across_nodes: bool, setting: Setting, factor
     return (START_SECONDS + way.latency_seconds + size_bytes / way.reached_bytes_per_second) * factor
 
 
-def _latency(kind: str, group: Group, setting: Setting) -> float:
+def _latency(kind: CollectiveKind, group: Group, setting: Setting) -> float:
     near = setting.link.latency_seconds if setting.link else 0.0
     far = setting.fabric.latency_seconds if setting.fabric else near
     if kind == "send_recv":
@@ -88,8 +89,3 @@ def _latency(kind: str, group: Group, setting: Setting) -> float:
     ring = passes * ((group.ranks - group.nodes) * near + group.nodes * (far if group.nodes > 1 else 0.0))
     tree = passes * (group.per_node * near + math.log2(group.nodes) * 2 * far) if group.nodes > 1 else ring
     return min(ring, tree)
-
-
-def link_of(setting: Setting) -> Link | None:
-    """What joins the devices of a node, or the nodes where they have one device each."""
-    return setting.link or setting.fabric

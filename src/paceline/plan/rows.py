@@ -19,7 +19,7 @@ from paceline.cluster.catalogue import device, fabric
 from paceline.cluster.device import Device, Link, ProductType
 from paceline.errors import UsageError
 from paceline.model.flop import Recompute
-from paceline.model.spec import ModelSpec, parameter_count
+from paceline.model.spec import ModelSpec
 from paceline.parallel.layout import Layout
 from paceline.plan.conventions import published_flop_per_token
 from paceline.plan.memory_rows import habits_key, measured_memory
@@ -60,7 +60,7 @@ _SCHEDULES: tuple[tuple[str, Schedule], ...] = (
 class PublishedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One line. `setting` is None where it is not modelled, and `reason` says why.
 
-    measured: by quantity: seconds, bytes, and 1 or 0 for `fits`.
+    measured: by quantity: seconds, bytes, and 1 or 0 for `fits`. group: the same for runs that differ only in layout.
     """
 
     id: str
@@ -71,7 +71,7 @@ class PublishedRun(msgspec.Struct, frozen=True, kw_only=True):
     measured: dict[str, float]
     reason: str | None = None
     strategy: str = ""
-    tflops: float | None = None
+    group: str = ""
 
 
 class _NotModelled(Exception):
@@ -137,6 +137,7 @@ def _run(row: Table) -> PublishedRun:
         measured=_measured(row, setting),
         reason=reason,
         strategy=_strategy(setting) if setting else "",
+        group=_group(row),
     )
 
 
@@ -466,17 +467,21 @@ def step_seconds(row: Table, setting: Setting | None) -> float | None:
     return per_token * tokens / float(gpus) / (float(rate) * 1e12) if per_token else None
 
 
+def _group(row: Table) -> str:
+    """What makes runs comparable: all but the layout, the micro-batch and recomputation."""
+    model, hardware = _part(row, "model"), _part(row, "hardware")
+    same = [row.get(key) for key in ("source", "release", "task", "precision", "global_batch")]
+    same += [hardware.get(key) for key in ("gpu", "gpus", "gpus_per_node")]
+    same += [model.get(key) for key in ("name", "layers", "hidden", "heads", "ffn", "seq_len")]
+    return "|".join(map(str, same))
+
+
 def _strategy(setting: Setting) -> str:
     layout = setting.layout
     data = {0: "dp", 1: "zero1", 2: "zero2", 3: "fsdp"}[setting.zero_stage]
     names = [data] if layout.dp > 1 else []
     names += [axis for axis in ("cp", "tp", "pp") if getattr(layout, axis) > 1]
     return "+".join(names) or "one device"
-
-
-def parameters_of(setting: Setting) -> int:
-    """Parameters of a setting's model."""
-    return parameter_count(setting.spec)
 
 
 def _part(row: Table, name: str) -> Table:

@@ -93,9 +93,10 @@ def _linear(setting: Setting, habits: Habits, split: Split) -> float:
     spec, compiled = setting.spec, setting.compile
     query, kv = spec.num_heads * spec.head_dim / split.tp, _kv(setting, split)
     norms = 2 * split.number * spec.dim / split.stream
-    # What a norm gives is what the next products read. Compiled, it is computed anew from the norm's input.
-    gathered = 1 if habits.gathered_inputs and not setting.tensor_overlap else split.stream
-    inputs = 0.0 if compiled else 2 * split.input * spec.dim / gathered
+    # What a norm gives is what the next products read. Compiled, it is computed anew from the norm's input, but not what
+    # was gathered from other ranks.
+    gathers = habits.gathered_inputs and split.stream > 1 and not setting.tensor_overlap
+    inputs = 0.0 if compiled and not gathers else 2 * split.input * spec.dim / (1 if gathers else split.stream)
     heads = split.number * (query + 2 * kv) + split.input * query
     masks = 2 * MASK_BYTES * spec.dim / split.stream if setting.spec.dropout else 0.0
     return norms + inputs + heads + _feed_forward(setting, habits, split) + masks

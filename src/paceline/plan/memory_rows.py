@@ -46,6 +46,9 @@ UNKNOWN = Meaning("memory_allocated_bytes", GB)
 RAN = ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "samples_per_s_per_gpu", "tflops_per_gpu")
 """Fields that only a run that fitted has."""
 
+ZERO_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 3)
+"""What sharding may be where it is not published."""
+
 BF16_OPTIMIZER_LINE = 895
 """Where BigScience's chronicles of 2022 say that, from here on, gradients are summed in fp32 ("Rebalancing layers")."""
 
@@ -105,11 +108,23 @@ def predicted_memory(setting: Setting) -> PredictedMemory:
 
 
 def _verdict(setting: Setting, memory: DeviceMemory) -> tuple[bool | None, str | None]:
-    """Whether it fits; under every recomputation where that is not published."""
-    if not any(note.startswith("recompute ") and "not published" in note for note in setting.assumed):
+    """Whether it fits; under all that it might be where recomputation or sharding is not published."""
+    unsaid = [note for note in setting.assumed if "not published" in note]
+    recomputed = any("recomput" in note for note in unsaid)
+    sharded = any(note.startswith("sharding stage") for note in unsaid)
+    if not (recomputed or sharded):
         return fits(memory), None
-    choices: tuple[Recompute, ...] = ("none", "full")
-    verdicts = {fits(predict_memory(msgspec.structs.replace(setting, recompute=choice))) for choice in choices}
+    choices: tuple[Recompute, ...] = ("none", "full") if recomputed else (setting.recompute,)
+    stages = ZERO_STAGES if sharded else (setting.zero_stage,)
+    verdicts = {fits(predict_memory(_like(setting, choice, stage))) for choice in choices for stage in stages}
     if len(verdicts) == 1:
         return verdicts.pop(), None
-    return None, "whether it fits hangs on recomputation, which is not published"
+    what = " and ".join(name for name, open_ in (("recomputation", recomputed), ("sharding", sharded)) if open_)
+    return None, f"whether it fits hangs on {what}, which is not published"
+
+
+def _like(setting: Setting, recompute: Recompute, stage: Literal[0, 1, 2, 3]) -> Setting:
+    layout = setting.layout
+    if stage:
+        layout = msgspec.structs.replace(layout, dp_replicate=1, dp_shard=layout.dp)
+    return msgspec.structs.replace(setting, recompute=recompute, zero_stage=stage, layout=layout)

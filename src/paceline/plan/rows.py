@@ -423,7 +423,7 @@ def _schedule(parallel: Table, layers: int, ranks: int, assumed: list[str]) -> t
     schedule: Schedule = next((name for pattern, name in _SCHEDULES if re.search(pattern, said)), "1f1b")
     if chunks > 1 and schedule == "1f1b":
         schedule = "interleaved-1f1b"
-    if schedule == "interleaved-1f1b" and chunks == 1 and parallel.get("vpp") is None:
+    if schedule == "interleaved-1f1b" and chunks == 1 and _optional(parallel, "vpp") is None:
         chunks = max(1, -(-layers // ranks))
         assumed.append(f"{chunks} stages a rank: not published, a block a stage")
     if not said:

@@ -76,29 +76,33 @@ def test_a_job_of_ours_needs_what_the_engine_says(ranks: int, words: list[str]) 
 )  # fmt: skip
 def test_state_by_stage_is_the_table_of_zero(stage: int, per_parameter: float) -> None:
     sharded = setting(gpt(), Layout(dp_shard=8), zero_stage=stage, software="mixed")
-    assert state(predict_memory(sharded)) == pytest.approx(per_parameter * parameter_count(gpt()), rel=1e-6)
+    assert state(predict_memory(sharded)) == pytest.approx(per_parameter * parameter_count(gpt()), abs=4)
 
 
 def test_megatron_needs_18_bytes_a_parameter_and_6_and_12_over_the_shards() -> None:
     whole, sharded = (setting(gpt(), Layout(dp_shard=8), zero_stage=stage) for stage in (0, 1))
     count = parameter_count(gpt())
-    assert state(predict_memory(whole)) == pytest.approx(18 * count, rel=1e-6)
-    assert state(predict_memory(sharded)) == pytest.approx((6 + 12 / 8) * count, rel=1e-6)
+    assert state(predict_memory(whole)) == pytest.approx(18 * count, abs=4)
+    assert state(predict_memory(sharded)) == pytest.approx((6 + 12 / 8) * count, abs=4)
 
 
-@pytest.mark.parametrize("spec", [gpt(), gpt(tie_embeddings=False, bias=False), llama(), llama(qk_norm=False, qkv_bias=True)])
+@pytest.mark.parametrize(
+    "spec", [gpt(), gpt(tie_embeddings=False, bias=False), llama(), llama(qk_norm=False, qkv_bias=True)]
+)
 def test_parameters_of_one_rank_are_those_of_the_model(spec: Any) -> None:
     found = elements_of(setting(spec), spec.num_layers, first=True, last=True)
-    assert found.total == pytest.approx(parameter_count(spec), rel=1e-5)
+    assert found.total == pytest.approx(parameter_count(spec), rel=1e-9)
 
 
 def test_a_middle_stage_counts_where_it_needs_most() -> None:
     """First and last stage one block short, no table to speak of: the second keeps most alive of the full ones."""
     spec = gpt(layers=22, width=1024, vocab_size=512)
-    piped = setting(spec, Layout(pp=8), accumulation=32, microbatch=4, first_layers=1, last_layers=1, software="zero-bubble")
+    piped = setting(
+        spec, Layout(pp=8), accumulation=32, microbatch=4, first_layers=1, last_layers=1, software="zero-bubble"
+    )
     memory = predict_memory(piped)
     assert memory.stage == 1
-    assert candidates(piped, (2, 3, 3, 3, 3, 3, 3, 2)) == (0, 1, 2, 7)
+    assert candidates(piped, (2, 3, 3, 3, 3, 3, 3, 2)) == (0, 1, 7)
 
 
 def test_the_heaviest_stage_counts_and_not_the_average() -> None:
@@ -111,12 +115,14 @@ def test_the_heaviest_stage_counts_and_not_the_average() -> None:
 
 
 def test_a_large_vocabulary_makes_the_loss_the_peak_and_chunks_take_it_away() -> None:
-    whole = setting(llama(layers=4), sequence_length=8192, microbatch=2, fused_attention=True, software="torchtitan-2024")
+    whole = setting(
+        llama(layers=4), sequence_length=8192, microbatch=2, fused_attention=True, software="torchtitan-2024"
+    )
     chunked = msgspec.structs.replace(whole, loss_chunk_tokens=512)
     before, after = predict_memory(whole), predict_memory(chunked)
     assert before.stages[0].peak == "loss"
     assert before.parts["logits"] == 12 * 16384 * 128256
-    assert before.allocated_bytes - after.allocated_bytes > 20e9
+    assert before.allocated_bytes - after.allocated_bytes > 15e9
 
 
 def test_the_three_memories_are_in_order_and_their_parts_add_up() -> None:
@@ -130,9 +136,19 @@ def test_the_three_memories_are_in_order_and_their_parts_add_up() -> None:
 def test_more_shards_free_state_and_nothing_else() -> None:
     """8.03e9 parameters of 16 bytes over 8 and over 128 ranks: 14.0 GiB by the table, whatever the activations."""
     few, many = (
-        predict_memory(setting(llama(), Layout(dp_shard=n), zero_stage=3, software="torchtitan-2024",
-                               fused_attention=True, sequence_length=8192, microbatch=2, recompute="selective",
-                               recomputed="every other product"))  # fmt: skip
+        predict_memory(
+            setting(
+                llama(),
+                Layout(dp_shard=n),
+                zero_stage=3,
+                software="torchtitan-2024",
+                fused_attention=True,
+                sequence_length=8192,
+                microbatch=2,
+                recompute="selective",
+                recomputed="every other product",
+            )
+        )  # fmt: skip
         for n in (8, 128)
     )
     freed = 16 * parameter_count(llama()) * (1 / 8 - 1 / 128)
@@ -148,7 +164,9 @@ def test_the_chance_to_run_out_grows_with_what_is_needed() -> None:
 
 
 def test_a_model_that_needs_more_than_the_device_has_does_not_fit() -> None:
-    assert not fits(predict_memory(setting(llama(), software="megatron-2023", fused_attention=True, sequence_length=8192)))
+    assert not fits(
+        predict_memory(setting(llama(), software="megatron-2023", fused_attention=True, sequence_length=8192))
+    )
 
 
 def test_stages_that_do_not_hold_the_model_are_refused() -> None:

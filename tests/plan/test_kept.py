@@ -25,7 +25,10 @@ def of_gpt(**changes: object) -> Setting:
         ({}, 34 + 5 * A * S / H),
         ({"fused_attention": False, "layout": Layout(tp=T)}, 10 + 24 / T + 5 * A * S / (H * T)),
         ({"layout": Layout(tp=T), "sequence_parallel": True}, (34 + 5 * A * S / H) / T),
-        ({"layout": Layout(tp=T), "sequence_parallel": True, "recompute": "selective", "recomputed": "attention"}, 34 / T),
+        (
+            {"layout": Layout(tp=T), "sequence_parallel": True, "recompute": "selective", "recomputed": "attention"},
+            34 / T,
+        ),
         ({"recompute": "full"}, 2),
         ({"layout": Layout(tp=T), "sequence_parallel": True, "recompute": "full"}, 2 / T),
     ],

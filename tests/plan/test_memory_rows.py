@@ -37,7 +37,10 @@ def test_memory_of_a_row(measured: dict[str, object], source: str, expected: dic
 def test_bigscience_changed_its_optimizer_in_the_middle() -> None:
     row = {"source": "bigscience", "where": "train/tr11-176B-ml/chronicles-prequel.md line 884"}
     assert habits_key(row) == "megatron-deepspeed-2022"
-    assert habits_key({**row, "where": "train/tr11-176B-ml/chronicles-prequel.md line 917"}) == "megatron-deepspeed-2022-bf16"
+    assert (
+        habits_key({**row, "where": "train/tr11-176B-ml/chronicles-prequel.md line 917"})
+        == "megatron-deepspeed-2022-bf16"
+    )
     assert habits_key({**row, "where": "train/tr11-176B-ml/chronicles.md line 45"}) == "megatron-deepspeed-2022-bf16"
     assert habits_key({"source": "vtrain"}) == ""
 
@@ -72,7 +75,10 @@ def test_changes_name_what_they_free_and_the_cheapest_one_fits() -> None:
                     sequence_length=8192, microbatch=2)  # fmt: skip
     assert predicted_memory(large).quantities["fits"] == 0.0
     found = changes(large)
-    assert [change.change.split(" of ")[0] for change in found][:2] == ["A loss in chunks", "microbatch 1 instead"] or found
+    assert [change.change.split(" of ")[0] for change in found][:2] == [
+        "A loss in chunks",
+        "microbatch 1 instead",
+    ] or found
     chosen = cheapest(large)
     assert chosen is not None and chosen.fits
     assert predicted_memory(chosen.setting).quantities["fits"] == 1.0

@@ -11,7 +11,9 @@ import jinja2
 from paceline.units import format_bytes, format_count, format_flop_rate, format_percent, format_seconds
 
 
-def render_page(package: str, template: str, document: Any, globals: Mapping[str, Any] | None = None, **values: Any) -> str:
+def render_page(
+    package: str, template: str, document: Any, globals: Mapping[str, Any] | None = None, **values: Any
+) -> str:
     """The page.
 
     Args:

@@ -52,7 +52,6 @@ def predict_memory(setting: Setting) -> DeviceMemory:
     return gathered_up(stages, habits.sigma, usable_bytes(setting))
 
 
-
 def candidates(setting: Setting, layers: tuple[int, ...]) -> tuple[int, ...]:
     """Ranks of the pipeline of which one needs most: of those with equal blocks the first ones keep most alive."""
     held = [tuple(layers[stage] for stage in stages_of(setting, rank)) for rank in range(setting.layout.pp)]
@@ -68,7 +67,8 @@ def elements_of(setting: Setting, blocks: int, first: bool, last: bool) -> Eleme
     own_kv = max(1.0, spec.num_kv_heads / tp) * spec.head_dim
     largest_matrix = max(spec.dim * spec.ffn_dim, spec.dim * query) / tp
     matrices = spec.dim * (2 * query / tp + 2 * own_kv + (3 if spec.mlp == "swiglu" else 2) * spec.ffn_dim / tp)
-    vectors = 2 * spec.dim * (2 if spec.norm == "layernorm" and spec.bias else 1)
+    norm = spec.dim * (2 if spec.norm == "layernorm" and spec.bias else 1)
+    vectors = 2 * norm
     if spec.bias or spec.qkv_bias:
         vectors += (query + 2 * kv) // tp
     if spec.bias:
@@ -78,7 +78,7 @@ def elements_of(setting: Setting, blocks: int, first: bool, last: bool) -> Eleme
     positions = spec.max_sequence_length * spec.dim if first and spec.positions == "learned" else 0
     tables = count * table + positions
     return Elements(
-        total=blocks * (matrices + vectors) + tables + (spec.dim if last else 0),
+        total=blocks * (matrices + vectors) + tables + (norm if last else 0),
         block=matrices + vectors if blocks else 0.0,
         largest=max(table if count else 0, largest_matrix if blocks else 0.0),
         tables=table if count else 0,

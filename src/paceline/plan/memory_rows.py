@@ -43,7 +43,14 @@ MEANINGS = {
 }
 UNKNOWN = Meaning("memory_allocated_bytes", GB)
 
-RAN = ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "samples_per_s_per_gpu", "tflops_per_gpu")
+RAN = (
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "tokens_per_s",
+    "samples_per_s",
+    "samples_per_s_per_gpu",
+    "tflops_per_gpu",
+)
 """Fields that only a run that fitted has."""
 
 ZERO_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 3)

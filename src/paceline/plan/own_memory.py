@@ -45,13 +45,17 @@ def _rank_memory(setting: Setting, pipeline: PipelineConfig, pp_rank: int) -> Ra
     fsdp = FsdpConfig(
         zero_stage=setting.zero_stage or 3,
         reduce_every_microbatch=setting.reduce_every_microbatch,
-        gather_dtype=cast(Literal["bf16", "fp16"], setting.precision) if setting.precision in ("bf16", "fp16") else None,
+        gather_dtype=cast(Literal["bf16", "fp16"], setting.precision)
+        if setting.precision in ("bf16", "fp16")
+        else None,
         reduce_bf16=setting.ddp.reduce_bf16,
     )
     more: dict[str, Any] = {
         "tensor": TensorConfig(layout.tp, setting.sequence_parallel) if layout.tp > 1 else NO_TENSOR,
         "context": ContextConfig("gather" if setting.context_method == "ring" else setting.context_method),
-        "transforms": Transforms(setting.parameter_dtype, setting.recompute, setting.offload, setting.loss_chunk_tokens),
+        "transforms": Transforms(
+            setting.parameter_dtype, setting.recompute, setting.offload, setting.loss_chunk_tokens
+        ),
     }
     return rank_memory(
         setting.spec, layout, batch, setting.optimizer, setting.ddp, fsdp,

@@ -14,9 +14,11 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from paceline.plan.alive import alive, stage_layers, stages_of
 from paceline.plan.kept import BlockBytes, block_bytes, split_of
-from paceline.plan.memory_habits import Habits, Kept, habits_of
+from paceline.plan.memory_habits import RESERVE_PRIOR, RESERVE_SIGMA, Habits, Kept, habits_of
 from paceline.plan.own_memory import own_stages
 from paceline.plan.setting import DeviceMemory, Setting, StageMemory
 from paceline.plan.verdict import OWN_SIGMA, gathered_up, usable_bytes
@@ -35,8 +37,11 @@ class Elements(NamedTuple):
     tables: float
 
 
-def predict_memory(setting: Setting) -> DeviceMemory:
+def predict_memory(setting: Setting, calibrated: bool = True) -> DeviceMemory:
     """The peak of the rank that needs most.
+
+    Args:
+        calibrated: with what the allocator adds as fitted to runs of this software generation; else with the prior of all.
 
     Raises:
         ValueError: more stages than blocks can fill.
@@ -44,6 +49,9 @@ def predict_memory(setting: Setting) -> DeviceMemory:
     if OWN in (setting.software, setting.memory_habits):
         return gathered_up(own_stages(setting), OWN_SIGMA[setting.device.kind], usable_bytes(setting))
     habits = habits_of(setting.memory_habits or setting.software, setting.precision)
+    if not calibrated:
+        sigma = math.hypot(habits.sigma, RESERVE_SIGMA)
+        habits = msgspec.structs.replace(habits, reserve=RESERVE_PRIOR, sigma=sigma)
     block = block_bytes(setting, habits)
     layers = stage_layers(setting)
     if sum(layers) != setting.spec.num_layers:

@@ -101,7 +101,7 @@ def _more_tensor(setting: Setting) -> Iterator[tuple[str, str, dict[str, Any]]]:
     layout, spec = setting.layout, setting.spec
     degree = 2 * layout.tp
     divides = all(n % degree == 0 for n in (spec.num_heads, spec.ffn_dim)) and degree <= setting.devices_per_node
-    if not divides or layout.dp_shard % 2 and layout.dp_replicate % 2:
+    if not divides or (layout.dp_shard % 2 and layout.dp_replicate % 2):
         return
     axis = "dp_shard" if layout.dp_shard % 2 == 0 else "dp_replicate"
     halved = msgspec.structs.replace(layout, tp=degree, **{axis: getattr(layout, axis) // 2})

@@ -22,6 +22,13 @@ OVERRIDES = ("fp16", "fp32", "fp8", "fp4")
 """Element types of products under which a generation may keep other things: tables of its entry."""
 
 
+RESERVE_PRIOR = 0.06
+"""By how much an allocator rounds up and fragments, where no runs of a generation say it."""
+
+RESERVE_SIGMA = 0.05
+"""Standard deviation of that share."""
+
+
 class Kept(NamedTuple):
     """Bytes for each parameter, and the stage of ZeRO from which on they are split over the data ranks."""
 
@@ -47,6 +54,8 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     phases_add: the share of what the step's lesser moments need that is reserved beside the peak: 1 where a freed block
         is not used for a larger one, 0 with expandable segments.
     reserve: share of all that, by which the allocator rounds up and fragments.
+    fragments: share of the allocated peak that an interleaved pipeline's blocks of many sizes may waste without expandable
+        segments; it makes no prediction, but leaves open whether a run fits.
     context_bytes: of a device's context with its libraries; `communicator_bytes` for each group that a rank is in.
     sigma: standard deviation of ln(measured / predicted) that is to be expected of device memory.
     rows: what the figures were fitted on, where they were.
@@ -72,7 +81,8 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stage_outputs: bool = False
     logit_bytes: tuple[float, float, float] = (12.0, 12.0, 0.0)
     phases_add: float = 1.0
-    reserve: float = 0.06
+    reserve: float = RESERVE_PRIOR
+    fragments: float = 0.0
     context_bytes: float = 0.8e9
     communicator_bytes: float = 0.25e9
     sigma: float = 0.10

@@ -13,18 +13,21 @@ What names its kind or unit in the key (`memory_reserved_gib`) is taken at its w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from paceline.model.flop import Recompute
 from paceline.plan.device_memory import predict_memory
+from paceline.plan.memory_habits import habits_of
 from paceline.plan.setting import DeviceMemory, Setting
-from paceline.plan.verdict import fits
+from paceline.plan.verdict import fits, usable_bytes
 from paceline.units import GiB, MiB
 
 Quantity = Literal["memory_allocated_bytes", "memory_reserved_bytes", "memory_device_bytes", "fits"]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 GB = 10**9
 
 
@@ -97,13 +100,16 @@ class PredictedMemory(NamedTuple):
     reason: str | None
 
 
-def predicted_memory(setting: Setting) -> PredictedMemory:
+def predicted_memory(setting: Setting, calibrated: bool = True) -> PredictedMemory:
     """What is predicted of a published run. Whether it fits is not said where it hangs on what was not published.
+
+    Args:
+        calibrated: see `predict_memory`.
 
     Raises:
         ValueError: the setting contradicts itself.
     """
-    memory = predict_memory(setting)
+    memory = predict_memory(setting, calibrated)
     verdict, reason = _verdict(setting, memory)
     quantities: dict[str, float | None] = {
         "memory_allocated_bytes": memory.allocated_bytes,
@@ -114,20 +120,100 @@ def predicted_memory(setting: Setting) -> PredictedMemory:
     return PredictedMemory(memory, quantities, reason)
 
 
+def memory_records(measured: Mapping[str, float], setting: Setting) -> list[dict[str, Any]]:
+    """Rows of `plan --against`: each memory figure of a run, and whether it fitted, beside what is predicted."""
+    quantities = [quantity for quantity in QUANTITIES if quantity in measured]
+    if not quantities:
+        return []
+    try:
+        prior, fitted = predicted_memory(setting, calibrated=False), predicted_memory(setting)
+    except ValueError as error:
+        return [{"quantity": q, "measured": measured[q], "reason": str(error)} for q in quantities]
+    return [_record(quantity, measured[quantity], prior, fitted) for quantity in quantities]
+
+
+def _record(quantity: Quantity, measured: float, prior: PredictedMemory, fitted: PredictedMemory) -> dict[str, Any]:
+    predicted, calibrated = prior.quantities[quantity], fitted.quantities[quantity]
+    record = {
+        "quantity": quantity, "measured": measured, "predicted": predicted, "predicted_calibrated": calibrated,
+        "oom_probability": fitted.memory.oom_probability,
+    }  # fmt: skip
+    if quantity == "fits":
+        return {**record, "reason": fitted.reason if predicted is None or calibrated is None else None}
+    # What tensors take does not hang on the allocator.
+    low, high = (fitted if quantity == "memory_allocated_bytes" else prior).memory.spread
+    within = {"p10": (predicted or 0.0) * low, "p90": (predicted or 0.0) * high}
+    return {**record, **within, "relative_error": (predicted or 0.0) / measured - 1, "parts": fitted.memory.parts}
+
+
+def memory_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Errors of the priors and of the calibrated figures by quantity and source; and how the verdicts came out."""
+    found: dict[str, Any] = {}
+    for quantity in QUANTITIES[:-1]:
+        of = [row for row in rows if row["quantity"] == quantity and row["predicted"] is not None]
+        sources = sorted({row["source"] for row in of})
+        found[quantity] = {
+            "overall": _errors(of), "by_source": {s: _errors([r for r in of if r["source"] == s]) for s in sources}
+        }  # fmt: skip
+    said = [row for row in rows if row["quantity"] == "fits" and row["measured"] is not None]
+    given = [row for row in said if row["predicted"] is not None]
+    found["fits"] = {
+        "rows": len(said),
+        "not_said": len(said) - len(given),
+        "wrong": sorted(row["id"] for row in given if row["predicted"] != row["measured"]),
+        "false_fits": sum(row["predicted"] > row["measured"] for row in given),
+        "false_oom": sum(row["predicted"] < row["measured"] for row in given),
+    }
+    return found
+
+
+def _errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the priors, and the same of the calibrated figures; `inside_range` is the share between P10 and P90."""
+    prior = [row["predicted"] / row["measured"] - 1 for row in rows]
+    fitted = [row["predicted_calibrated"] / row["measured"] - 1 for row in rows]
+    inside = [row["p10"] <= row["measured"] <= row["p90"] for row in rows]
+    return {
+        **_figures(prior), "inside_range": sum(inside) / len(inside) if inside else None, "calibrated": _figures(fitted)
+    }  # fmt: skip
+
+
+def _figures(errors: Sequence[float]) -> dict[str, Any]:
+    absolute = sorted(abs(error) for error in errors)
+    return {
+        "rows": len(absolute),
+        "median_absolute_relative_error": statistics.median(absolute) if absolute else None,
+        "p90_absolute_relative_error": _ninetieth(absolute) if absolute else None,
+        "bias": statistics.median(errors) if errors else None,
+    }
+
+
+def _ninetieth(ordered: Sequence[float]) -> float:
+    return statistics.quantiles(ordered, n=10, method="inclusive")[-1] if len(ordered) > 1 else ordered[0]
+
+
 def _verdict(setting: Setting, memory: DeviceMemory) -> tuple[bool | None, str | None]:
-    """Whether it fits; under all that it might be where recomputation or sharding is not published."""
+    """Whether it fits. "No" is said only where it holds under all that recomputation and sharding might be where they are
+    not published, and "yes" only where it holds without expandable segments as well."""
+    if fits(memory):
+        if _fragmented(setting, memory):
+            return None, "whether it fits hangs on the allocator: with expandable segments it does"
+        return True, None
     unsaid = [note for note in setting.assumed if "not published" in note]
     recomputed = any("recomput" in note for note in unsaid)
     sharded = any(note.startswith("sharding stage") for note in unsaid)
-    if not (recomputed or sharded):
-        return fits(memory), None
     choices: tuple[Recompute, ...] = ("none", "full") if recomputed else (setting.recompute,)
     stages = ZERO_STAGES if sharded else (setting.zero_stage,)
-    verdicts = {fits(predict_memory(_like(setting, choice, stage))) for choice in choices for stage in stages}
-    if len(verdicts) == 1:
-        return verdicts.pop(), None
+    if not any(fits(predict_memory(_like(setting, choice, stage))) for choice in choices for stage in stages):
+        return False, None
     what = " and ".join(name for name, open_ in (("recomputation", recomputed), ("sharding", sharded)) if open_)
     return None, f"whether it fits hangs on {what}, which is not published"
+
+
+def _fragmented(setting: Setting, memory: DeviceMemory) -> bool:
+    """Whether what an interleaved pipeline's allocator may waste would not fit."""
+    habits = habits_of(setting.memory_habits or setting.software, setting.precision)
+    waste = habits.fragments if setting.layout.pp > 1 and setting.stages_per_rank > 1 else 0.0
+    return memory.allocated_bytes * (1 + waste) + habits.context_bytes > usable_bytes(setting)
 
 
 def _like(setting: Setting, recompute: Recompute, stage: Literal[0, 1, 2, 3]) -> Setting:

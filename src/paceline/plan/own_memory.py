@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from paceline.job.resolve import Resolved
 from paceline.parallel.batch import BatchPlan
@@ -45,9 +45,7 @@ def _rank_memory(setting: Setting, pipeline: PipelineConfig, pp_rank: int) -> Ra
     fsdp = FsdpConfig(
         zero_stage=setting.zero_stage or 3,
         reduce_every_microbatch=setting.reduce_every_microbatch,
-        gather_dtype=cast(Literal["bf16", "fp16"], setting.precision)
-        if setting.precision in ("bf16", "fp16")
-        else None,
+        gather_dtype=setting.precision if setting.precision in ("bf16", "fp16") else None,
         reduce_bf16=setting.ddp.reduce_bf16,
     )
     more: dict[str, Any] = {

@@ -153,7 +153,7 @@ def test_more_shards_free_state_and_nothing_else() -> None:
     )
     freed = 16 * parameter_count(llama()) * (1 / 8 - 1 / 128)
     assert state(few) - state(many) == pytest.approx(freed if few.parts["gradients"] else freed * 12 / 16, rel=1e-3)
-    assert few.reserved_bytes - many.reserved_bytes == pytest.approx(1.05 * freed, rel=1e-3)
+    assert few.reserved_bytes - many.reserved_bytes == pytest.approx(1.06 * freed, rel=1e-3)
 
 
 def test_the_chance_to_run_out_grows_with_what_is_needed() -> None:

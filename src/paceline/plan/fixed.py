@@ -17,6 +17,9 @@ from paceline.plan.traffic import traffic
 from paceline.units import format_bytes, format_percent, format_seconds
 
 
+NOT_MODELLED = "step time and money are not predicted here: their fields are null"
+
+
 def fixed_plan(
     resolved: Resolved, cluster: str, ranks_per_node: int | None = None, measured: MeasuredCluster | None = None
 ) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def fixed_plan(
         "assumptions": [
             "memory is that of the eager decoder at the peak of a step; compiled blocks keep less",
             f"a {resolved.host.device_kind} process holds {format_bytes(resolved.memory.context_bytes)} before the model",
-            "step time, money and search are not modelled in this version: their fields are null",
+            NOT_MODELLED,
             *([] if measured is None else measured.dates()),
         ],
         "derivations": [msgspec.structs.asdict(d) for d in resolved.derivations],
@@ -124,6 +127,7 @@ def describe(resolved: Resolved, document: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"layout: {resolved.layout}",
+            *time_lines(document["chosen"]),
             *places,
             *(f"  {d}" for d in resolved.derivations),
             f"memory per rank, of {format_bytes(resolved.memory_available_bytes)}"
@@ -138,6 +142,20 @@ def describe(resolved: Resolved, document: dict[str, Any]) -> str:
             verdict,
         ]
     )
+
+
+def time_lines(chosen: dict[str, Any]) -> list[str]:
+    """The predicted step and where its seconds go; nothing where none is predicted."""
+    seconds = chosen["step_seconds"]
+    if seconds is None:
+        return []
+    parts = [f"{name} {format_seconds(spent)}" for name, spent in chosen["step_parts"].items() if spent]
+    low, high = (format_seconds(chosen[f"step_{p}_seconds"]) for p in ("p10", "p90"))
+    return [
+        f"  a step: {format_seconds(seconds)}, {low} to {high} with a probability of 80%; "
+        f"{chosen['tokens_per_second_per_device']:,.0f} tokens/s a device, mfu {format_percent(chosen['mfu'])}",
+        f"  of it: {', '.join(parts)}",
+    ]
 
 
 def _collective_line(record: dict[str, Any]) -> str:

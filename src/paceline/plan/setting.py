@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from paceline.cluster.device import Device, Link, ProductType
+from paceline.cluster.measured import Fit
 from paceline.model.flop import Recompute
 from paceline.model.spec import ModelSpec
 from paceline.optim.config import OptimizerSection
@@ -27,6 +28,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     layers: blocks of each stage of the model, where they are known; else they are as even as they go.
     parameter_dtype, offload, ddp, optimizer: as a job of ours sets them.
     fused_attention: scores are never written to memory. software: key of the software generation (`plan/software`).
+    fits: measured times of collectives of this very cluster; what they cover they say better than link and fabric.
     recipe: how numbers of 8 and 4 bits are scaled, where the source says. gradient_bytes: of an element on the wire between
         data ranks; 0: as the generation does. tensor_overlap: tensor exchanges run beside products; None: as it does.
     recomputed: what `selective` computes anew. recomputed_layers: the share of blocks that `full` covers.
@@ -70,6 +72,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     offload: OffloadConfig = NO_OFFLOAD
     ddp: DdpConfig = DdpConfig()
     optimizer: OptimizerSection = OptimizerSection()
+    fits: tuple[Fit, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @property

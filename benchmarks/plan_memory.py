@@ -50,7 +50,9 @@ def weighed(runs: list[PublishedRun]) -> list[Weighed]:
             if quantity in run.measured:
                 value = predicted.quantities[quantity]
                 before = prior.quantities[quantity]
-                found.append(Weighed(run, quantity, run.measured[quantity], value, before, sigma, predicted.reason or ""))
+                found.append(
+                    Weighed(run, quantity, run.measured[quantity], value, before, sigma, predicted.reason or "")
+                )
     return found
 
 
@@ -76,13 +78,15 @@ def print_errors(found: list[Weighed]) -> None:
         if one.quantity in BYTES and one.predicted is not None:
             groups[one.run.source, one.quantity].append(one)
             groups["all", one.quantity].append(one)
-    print(f"{'source':18} {'quantity':10} {'rows':>5} {'median':>8} {'P90':>8} {'bias':>8} {'in P10-P90':>11} {'prior median':>13} {'P90':>7}")
+    names = f"{'median':>8} {'P90':>8} {'bias':>8} {'in P10-P90':>11} {'prior median':>13} {'P90':>7}"
+    print(f"{'source':18} {'quantity':10} {'rows':>5} {names}")
     for (source, quantity), rows in sorted(groups.items(), key=lambda item: (item[0][1], item[0][0] == "all")):
         errors = sorted(abs(row.error) for row in rows)
         priors = sorted(abs((row.prior or 0.0) / row.measured - 1) for row in rows)
         inside = sum(abs(math.log(1 + row.error)) <= row.sigma for row in rows) / len(rows)
         print(f"{source:18} {quantity[7:-6]:10} {len(rows):5} {_at(errors, 0.5):8.1%} {_at(errors, 0.9):8.1%} "
-              f"{_at(sorted(row.error for row in rows), 0.5):+8.1%} {inside:11.0%} {_at(priors, 0.5):13.1%} {_at(priors, 0.9):7.1%}")  # fmt: skip
+              f"{_at(sorted(row.error for row in rows), 0.5):+8.1%} {inside:11.0%} "
+              f"{_at(priors, 0.5):13.1%} {_at(priors, 0.9):7.1%}")  # fmt: skip
 
 
 def print_fits(found: list[Weighed], every: bool) -> None:

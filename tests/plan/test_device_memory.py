@@ -148,7 +148,7 @@ def test_more_shards_free_state_and_nothing_else() -> None:
                 recompute="selective",
                 recomputed="every other product",
             )
-        )  # fmt: skip
+        )
         for n in (8, 128)
     )
     freed = 16 * parameter_count(llama()) * (1 / 8 - 1 / 128)

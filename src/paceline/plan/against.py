@@ -106,7 +106,7 @@ def _rows(run: PublishedRun, guess: float | None) -> list[Row]:
              "software": run.setting.software if run.setting else ""}  # fmt: skip
     nothing = dict.fromkeys(("measured", "predicted", "predicted_calibrated", "relative_error", "p10", "p90", "guess"))
     if run.setting is None:
-        unsaid = {**about, **nothing, "reason": run.reason, "assumed": []}
+        unsaid: Row = {**about, **nothing, "reason": run.reason, "assumed": []}
         return [{**unsaid, "quantity": q, "measured": run.measured.get(q)} for q in run.measured or (STEP,)]
     predicted = [row for predict in PREDICTORS for row in predict(run, run.setting)]
     if not predicted:

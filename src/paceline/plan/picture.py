@@ -5,13 +5,16 @@ One HTML file, as a report is. Geometry is made here, the template draws it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from paceline.cluster.spec import Cluster
 from paceline.errors import JobError
+from paceline.job.load import Job
+from paceline.job.resolve import resolve_job
 from paceline.page.charts import WIDTH, ticks
 from paceline.page.render import render_page
 from paceline.parallel.pipeline.balance import layer_costs, stage_costs
@@ -21,14 +24,17 @@ from paceline.parallel.pipeline.rules import takes
 from paceline.plan.device_memory import predict_memory
 from paceline.plan.own_memory import pipeline_of
 from paceline.plan.setting import DeviceMemory, Setting, StageMemory, StepTime
+from paceline.plan.setting_of import setting_of
+from paceline.plan.step_time import predict_step
 from paceline.plan.verdict import usable_bytes
+from paceline.plan.weigh import with_keys
 from paceline.run.files import is_no_space, write_atomic
 from paceline.units import format_bytes, format_percent, format_seconds
 
 ROW, GAP, LEFT, RIGHT, TOP, BOTTOM = 22, 6, 62, 16, 6, 40
 
-MOST_PASSES = 3000
-"""Passes that are drawn at most; a step of more is drawn with fewer micro-batches, and the page says so."""
+MOST_PASSES = 40
+"""Passes of a rank that are drawn, forward ones, where the schedule takes so few; the page says how many were left out."""
 
 PASSES = {"F": "forward", "B": "backward", "I": "backward, of inputs", "W": "backward, of weights"}
 AFTER = ("reduce_exposed", "optimizer", "other")
@@ -58,6 +64,19 @@ class Drawing(NamedTuple):
     boxes: list[Box]
     x_ticks: list[tuple[float, str]]
     line: tuple[float, str] | None = None
+
+
+def write_job_picture(path: Path, job: Job, cluster: Cluster, keys: Mapping[str, Any] | None = None) -> Path:
+    """Write the page of a job on a cluster; see `write_picture`.
+
+    Args:
+        keys: what a search chose, in place of the job's own layout.
+    """
+    if keys is not None:
+        job = with_keys(job, dict(keys))
+    resolved = resolve_job(job, cluster.devices, cluster.host, ranks_per_host=cluster.devices_per_node)
+    setting = setting_of(resolved, cluster)
+    return write_picture(path, setting, predict_step(setting))
 
 
 def write_picture(path: Path, setting: Setting, step: StepTime | None) -> Path:
@@ -99,7 +118,7 @@ def picture(setting: Setting, step: StepTime | None) -> str:
         step=step,
         usable=usable_bytes(setting),
         timeline=None if played is None else timeline(played, _scale(setting, played, step), step),
-        bubble=None if played is None else played.bubble,
+        waiting=_waiting(played, step),
         drawn=count,
         bars=bars(memory.stages, usable_bytes(setting)),
         parts=[part for part in PARTS if any(stage.parts.get(part) for stage in memory.stages)],
@@ -182,7 +201,7 @@ def _played(setting: Setting) -> tuple[Play | None, int]:
 
 def _drawn(config: PipelineConfig, microbatches: int) -> int:
     """Micro-batches that are drawn: all, or as many as the page holds and the schedule takes."""
-    most = max(config.num_stages, MOST_PASSES // (3 * config.num_stages))
+    most = max(config.num_stages, MOST_PASSES // config.stages_per_rank)
     if microbatches <= most:
         return microbatches
     fitting = (m for m in range(most, 0, -1) if takes(config.schedule, config.ranks, config.stages_per_rank, m))
@@ -197,6 +216,13 @@ def _scale(setting: Setting, played: Play, step: StepTime | None) -> float:
     busy = sum(played.busy_seconds) / len(played.busy_seconds)
     whole = setting.accumulation * busy / max(1, _count(played))
     return computing / whole if whole else 0.0
+
+
+def _waiting(played: Play | None, step: StepTime | None) -> float | None:
+    """Share of a step in which ranks wait for each other; of the passes alone where no step is predicted."""
+    if step is not None:
+        return step.parts.get("bubble", 0.0) / step.seconds
+    return None if played is None else played.bubble
 
 
 def _count(played: Play) -> int:

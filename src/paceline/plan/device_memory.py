@@ -108,7 +108,7 @@ def _stage(setting: Setting, habits: Habits, block: BlockBytes, layers: tuple[in
     standing = _standing(setting, habits, elements)
     counts = alive(setting, rank)
     kept = sum(count * layers[stage] for count, stage in zip(counts, stages, strict=True)) * block.kept
-    kept += _ends(setting, block, counts, last, sum(counts) if habits.stage_outputs and setting.layout.pp > 1 else 0)
+    kept += _ends(setting, habits, block, counts, last)
     extra: dict[Moment, float] = {
         "loss": _loss(setting, habits) if last else 0.0,
         "backward": (block.working if elements.block else 0.0) + _reduction(setting, habits, elements),
@@ -125,21 +125,32 @@ def _standing(setting: Setting, habits: Habits, elements: Elements) -> dict[str,
         split = setting.zero_stage >= kept.split_from
         return kept.size * elements.total / (shards if split else 1)
 
-    gathered = 0.0
-    if setting.zero_stage == 3 and shards > 1:
-        whole = habits.gathered_blocks * elements.block + elements.tables
-        gathered = split_of(setting, habits).number * min(whole, elements.total)
+    gathered = _gathered(setting, habits, elements) if setting.zero_stage == 3 and shards > 1 else 0.0
     return {
         "parameters": held(habits.parameters), "gradients": held(habits.gradients), "master": held(habits.master),
         "moments": held(habits.moments), "gathered": gathered,
     }  # fmt: skip
 
 
-def _ends(setting: Setting, block: BlockBytes, counts: tuple[int, ...], last: bool, outputs: int) -> float:
-    """Beside the blocks: token numbers, the last norm's and the head's input, a stage's outputs where they are kept."""
+def _gathered(setting: Setting, habits: Habits, elements: Elements) -> float:
+    """Weights that stand whole under ZeRO-3: of a block, the next one and the tables. A pipeline's stage needs all of its
+    own from the first pass of a step to the last, and sums its gradients whole until then."""
+    number = split_of(setting, habits).number
+    if setting.layout.pp > 1:
+        return (number + habits.summed_bytes) * elements.total
+    return number * min(habits.gathered_blocks * elements.block + elements.tables, elements.total)
+
+
+def _ends(setting: Setting, habits: Habits, block: BlockBytes, counts: tuple[int, ...], last: bool) -> float:
+    """Beside the blocks: token numbers, the last norm's and the head's input, and what a pipeline's stages hold on to."""
     tokens = setting.microbatch * setting.sequence_length // setting.layout.cp
-    head = 2 * block.stream * counts[-1] if last else 0.0
-    return 8.0 * tokens + head + outputs * block.stream
+    kept = 8.0 * tokens + (2 * block.stream * counts[-1] if last else 0.0)
+    if setting.layout.pp > 1 and habits.stage_outputs:
+        kept += sum(counts) * block.stream
+    if setting.layout.pp > 1 and habits.all_logits and last:
+        logits = tokens * math.ceil(setting.spec.vocab_size / setting.layout.tp)
+        kept += setting.accumulation * logits * split_of(setting, habits).number
+    return kept
 
 
 def _loss(setting: Setting, habits: Habits) -> float:

@@ -44,12 +44,14 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gradients_freed: gradients are gone between an update and the next backward.
     bucket_elements, bucket_bytes: reduction buffers, in elements and bytes of one.
     gathered_blocks: blocks whose weights stand whole at once under ZeRO-3, the rest of the model beside them.
+    summed_bytes: of an element of a whole gradient that ZeRO-3 sums over the micro-batches of a pipeline.
     reduced_bytes: of an element of a block's whole gradient on its way into a reduce-scatter, the gradient counted.
     written_attention: scores are written to memory, whatever the generation says.
     gathered_inputs: under sequence parallelism the inputs of products are kept whole, not gathered again.
     input_bytes: of a number that is kept as the input of a product.
     swiglu: numbers kept for each of `ffn_dim`, eager and compiled.
     stage_outputs: a pipeline's stage keeps its output beside its input for each micro-batch.
+    all_logits: a pipeline's last stage keeps the logits of all micro-batches until the end of a step.
     logit_bytes: at the loss's peak for each logit, eager and compiled, and under a split vocabulary (0: as eager).
     phases_add: the share of what the step's lesser moments need that is reserved beside the peak: 1 where a freed block
         is not used for a larger one, 0 with expandable segments.
@@ -73,12 +75,14 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bucket_elements: int = 0
     bucket_bytes: float = 0.0
     gathered_blocks: float = 2.0
+    summed_bytes: float = 4.0
     reduced_bytes: float = 6.0
     written_attention: bool = False
     gathered_inputs: bool = False
     input_bytes: float = 2.0
     swiglu: tuple[float, float] = (4.0, 2.0)
     stage_outputs: bool = False
+    all_logits: bool = False
     logit_bytes: tuple[float, float, float] = (12.0, 12.0, 0.0)
     phases_add: float = 1.0
     reserve: float = RESERVE_PRIOR

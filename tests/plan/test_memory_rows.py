@@ -36,12 +36,12 @@ def test_memory_of_a_row(measured: dict[str, object], source: str, expected: dic
 
 def test_bigscience_changed_its_optimizer_in_the_middle() -> None:
     row = {"source": "bigscience", "where": "train/tr11-176B-ml/chronicles-prequel.md line 884"}
-    assert habits_key(row) == "megatron-deepspeed-2022"
+    assert habits_key(row) == "megatron-deepspeed"
     assert (
         habits_key({**row, "where": "train/tr11-176B-ml/chronicles-prequel.md line 917"})
-        == "megatron-deepspeed-2022-bf16"
+        == "megatron-deepspeed-bf16"
     )
-    assert habits_key({**row, "where": "train/tr11-176B-ml/chronicles.md line 45"}) == "megatron-deepspeed-2022-bf16"
+    assert habits_key({**row, "where": "train/tr11-176B-ml/chronicles.md line 45"}) == "megatron-deepspeed-bf16"
     assert habits_key({"source": "vtrain"}) == ""
 
 
@@ -54,7 +54,7 @@ def test_every_generation_has_habits_of_its_own() -> None:
 
 
 def test_the_bf16_optimizer_keeps_four_bytes_more_on_every_rank() -> None:
-    before, after = habits_of("megatron-deepspeed-2022"), habits_of("megatron-deepspeed-2022-bf16")
+    before, after = habits_of("megatron-deepspeed"), habits_of("megatron-deepspeed-bf16")
     assert after.gradients.size - before.gradients.size == 4
     assert after.gradients.split_from == 2
 

@@ -17,7 +17,8 @@ from paceline.plan.memory_rows import memory_records, memory_summary
 from paceline.plan.ranking import group_records
 from paceline.plan.rows import PublishedRun, read_runs
 from paceline.plan.setting import Setting
-from paceline.plan.step_time import predict_step
+from paceline.plan.software import software
+from paceline.plan.step_time import predict_step, step_with
 
 Row = dict[str, Any]
 
@@ -62,11 +63,14 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Errors of predicted rows: of the priors, of the fitted constants, and of the guess from the device alone.
 
     bias: the median of the signed errors. skill: 1 - the median error over the guess's. inside_range: share of rows
-    between the predicted P10 and P90.
+    between the predicted P10 and P90. calibrated_without_source: with constants fitted without the row's own source.
     """
     errors = [row["relative_error"] for row in rows]
     guessed = [abs(row["guess"] / row["measured"] - 1) for row in rows if row["guess"]]
-    fitted = [row["predicted_calibrated"] / row["measured"] - 1 for row in rows if row["predicted_calibrated"]]
+    fitted, others = (
+        [row[key] / row["measured"] - 1 for row in rows if row[key]]
+        for key in ("predicted_calibrated", "predicted_without_source")
+    )
     found = {**_errors(errors), "inside_range": _share(rows, "p10", "p90")}
     guess = statistics.median(guessed) if guessed else None
     median = found["median_absolute_relative_error"]
@@ -74,6 +78,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "guess_median_absolute_relative_error": guess,
         "skill": 1 - median / guess if guess and median is not None else None,
         "calibrated": _errors(fitted),
+        "calibrated_without_source": _errors(others),
     }
     return found
 
@@ -104,7 +109,7 @@ def _share(rows: Sequence[Row], low: str, high: str) -> float | None:
 def _rows(run: PublishedRun, guess: float | None) -> list[Row]:
     about = {"id": run.id, "source": run.source, "device": run.device, "quality": run.quality, "strategy": run.strategy,
              "software": run.setting.software if run.setting else ""}  # fmt: skip
-    nothing = dict.fromkeys(("measured", "predicted", "predicted_calibrated", "relative_error", "p10", "p90", "guess"))
+    nothing = dict.fromkeys(("measured", "predicted", "predicted_calibrated", "predicted_without_source", "relative_error", "p10", "p90", "guess"))
     if run.setting is None:
         unsaid: Row = {**about, **nothing, "reason": run.reason, "assumed": []}
         return [{**unsaid, "quantity": q, "measured": run.measured.get(q)} for q in run.measured or (STEP,)]
@@ -123,12 +128,17 @@ def _step_row(run: PublishedRun, setting: Setting) -> list[Row]:
     if not measured:
         return []
     prior, fitted = predict_step(setting), predict_step(setting, calibrated=True)
+    constants = software(setting.software).fitted_to(setting.device.key)
+    others = constants.without.get(run.source) if constants and run.source in constants.sources else None
+    own_source = constants is not None and run.source in constants.sources
+    left_out = step_with(setting, others) if own_source else fitted
     return [
         {
             "quantity": STEP,
             "measured": measured,
             "predicted": prior.seconds,
             "predicted_calibrated": fitted.seconds,
+            "predicted_without_source": left_out.seconds,
             "relative_error": prior.seconds / measured - 1,
             "p10": prior.p10,
             "p90": prior.p90,

@@ -60,7 +60,7 @@ def block_bytes(setting: Setting, habits: Habits) -> BlockBytes:
     """What one block keeps; see `BlockBytes`."""
     split = split_of(setting, habits)
     spec = setting.spec
-    scores = _scores(setting, habits, split)
+    scores = _scores(setting, split)
     whole = _linear(setting, habits, split) + scores
     stream = split.number * spec.dim / split.stream
     kept = _under_recompute(setting, habits, split, whole, scores)
@@ -112,10 +112,10 @@ def _kv(setting: Setting, split: Split) -> float:
     return max(1.0, setting.spec.num_kv_heads / split.tp) * setting.spec.head_dim
 
 
-def _scores(setting: Setting, habits: Habits, split: Split) -> float:
+def _scores(setting: Setting, split: Split) -> float:
     """Per token: the softmax over all keys, its mask and what is left after it; or the fused kernel's log-sum-exp."""
     heads = setting.spec.num_heads / split.tp
-    if setting.fused_attention and not habits.written_attention:
+    if setting.fused_attention:
         return LOG_SUM_EXP_BYTES * heads
     drops = setting.spec.attention_dropout or setting.spec.dropout
     dropped = MASK_BYTES + split.number if drops else 0.0

@@ -46,7 +46,6 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gathered_blocks: blocks whose weights stand whole at once under ZeRO-3, the rest of the model beside them.
     summed_bytes: of an element of a whole gradient that ZeRO-3 sums over the micro-batches of a pipeline.
     reduced_bytes: of an element of a block's whole gradient on its way into a reduce-scatter, the gradient counted.
-    written_attention: scores are written to memory, whatever the generation says.
     gathered_inputs: under sequence parallelism the inputs of products are kept whole, not gathered again.
     input_bytes: of a number that is kept as the input of a product.
     swiglu: numbers kept for each of `ffn_dim`, eager and compiled.
@@ -77,7 +76,6 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gathered_blocks: float = 2.0
     summed_bytes: float = 4.0
     reduced_bytes: float = 6.0
-    written_attention: bool = False
     gathered_inputs: bool = False
     input_bytes: float = 2.0
     swiglu: tuple[float, float] = (4.0, 2.0)

@@ -89,7 +89,7 @@ def habits_key(row: Mapping[str, Any]) -> str:
         return ""
     line = re.search(r"prequel\.md lines? (\d+)", str(row.get("where") or ""))
     early = line is not None and int(line[1]) < BF16_OPTIMIZER_LINE
-    return "megatron-deepspeed-2022" if early else "megatron-deepspeed-2022-bf16"
+    return "megatron-deepspeed" if early else "megatron-deepspeed-bf16"
 
 
 class PredictedMemory(NamedTuple):

@@ -171,7 +171,7 @@ def setting_of_run(row: Table) -> Setting:
     precision, recipe = _precision(str(row.get("precision") or ""), found, assumed)
     first, last = _uneven(spec.num_layers, layout.pp)
     schedule, chunks = _schedule(parallel, spec.num_layers, layout.pp, assumed)
-    tensor_overlap = re.search(r"async TP (on|off)", str(row.get("notes") or ""))
+    tensor_overlap = re.search(r"(async) ?TP(?! off)|(vanilla) ?TP|async TP off", f"{row.get('id')} {row.get('notes')}", re.I)
     sequence_parallel = parallel.get("sp")
     if sequence_parallel is None and layout.tp > 1:
         sequence_parallel = generation.sequence_parallel
@@ -197,14 +197,14 @@ def setting_of_run(row: Table) -> Setting:
         last_layers=last,
         sequence_parallel=bool(sequence_parallel) and layout.tp > 1,
         context_method="ring",
-        fused_attention=generation.fused_attention,
+        fused_attention=generation.fused_attention or "flash" in str(row.get("recompute")),
         compile=bool(row.get("compile")),
         reduce_every_microbatch=zero_stage >= 2 or generation.reduce_every_microbatch,
         recipe=recipe,  # type: ignore[arg-type]
         recomputed=recomputed,  # type: ignore[arg-type]
         recomputed_layers=share,
         gradient_bytes=2 if "PURE" in str(row.get("precision")) else 0,
-        tensor_overlap=tensor_overlap[1] == "on" if tensor_overlap else None,
+        tensor_overlap=bool(tensor_overlap[1]) if tensor_overlap else None,
         software=generation.key,
         memory_habits=habits_key(row),
         assumed=tuple(assumed),
@@ -248,8 +248,8 @@ def _spec(model: Table, generation: Software, assumed: list[str], source: str) -
         assumed.append(f"mlp {mlp}: not published, by the model's name")
     heads = _optional(model, "heads")
     if heads is None:
-        heads = max(1, round(width / 128))
-        assumed.append(f"{heads} heads: not published, a width of 128 each")
+        heads = _usual_heads(width)
+        assumed.append(f"{heads} heads: not published, of a width near 128")
     vocabulary = _optional(model, "vocab")
     if vocabulary is None:
         vocabulary = VOCABULARIES.get(source, generation.vocabulary)
@@ -276,12 +276,18 @@ def _spec(model: Table, generation: Software, assumed: list[str], source: str) -
         tie_embeddings=bool(tied) if tied is not None else mlp == "gelu",
         max_sequence_length=_whole(model, "seq_len", "the sequence length is not published"),
         norm=str(model.get("norm") or ("rmsnorm" if gated else "layernorm")),
-        mlp="swiglu" if gated else "gelu",
+        mlp=mlp,
         positions="rope" if gated else "none" if "alibi" in str(model.get("pos")) else "learned",
         bias=not gated,
         dropout=generation.dropout,
         attention_dropout=0.0 if generation.fused_attention else generation.dropout,
     )
+
+
+def _usual_heads(width: int) -> int:
+    """Heads of equal width, a multiple of 8 as near to 128 as the model's width allows."""
+    widths = [w for w in range(64, 257, 8) if width % w == 0]
+    return width // min(widths, key=lambda w: abs(w - 128)) if widths else max(1, round(width / 128))
 
 
 def _refuse(reason: str) -> int:
@@ -423,7 +429,7 @@ def _schedule(parallel: Table, layers: int, ranks: int, assumed: list[str]) -> t
     schedule: Schedule = next((name for pattern, name in _SCHEDULES if re.search(pattern, said)), "1f1b")
     if chunks > 1 and schedule == "1f1b":
         schedule = "interleaved-1f1b"
-    if schedule == "interleaved-1f1b" and chunks == 1 and _optional(parallel, "vpp") is None:
+    if schedule == "interleaved-1f1b" and _optional(parallel, "vpp") is None:
         chunks = max(1, -(-layers // ranks))
         assumed.append(f"{chunks} stages a rank: not published, a block a stage")
     if not said:
@@ -446,7 +452,6 @@ def step_seconds(row: Table, setting: Setting | None) -> float | None:
     gpus, batch = _part(row, "hardware").get("gpus"), row.get("global_batch")
     if measured.get("step_time_s"):
         return float(measured["step_time_s"]) if batch else None
-    batch = batch or (setting.global_batch if setting else None)
     length = _part(row, "model").get("seq_len")
     if not gpus or not batch or not length:
         return None

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from paceline.parallel.pipeline.config import SPLIT_BACKWARD
+from paceline.parallel.tensor.config import degrees_that_work
 from paceline.plan.device_memory import predict_memory
 from paceline.plan.setting import DeviceMemory, Setting
 from paceline.plan.verdict import fits
@@ -37,6 +39,15 @@ def changes(setting: Setting, memory: DeviceMemory | None = None) -> list[Change
         if freed > 0:
             found.append(Change(words, cost, freed, fits(after), changed))
     return found
+
+
+def words_of_changes(setting: Setting) -> list[str]:
+    """Each change in a sentence, those that make it fit first; nothing where it fits as it is."""
+    memory = predict_memory(setting)
+    if fits(memory):
+        return []
+    found = sorted(changes(setting, memory), key=lambda change: not change.fits)
+    return [describe_change(change) for change in found] or [describe_change(None)]
 
 
 def cheapest(setting: Setting, memory: DeviceMemory | None = None) -> Change | None:
@@ -72,11 +83,14 @@ def _candidates(setting: Setting) -> Iterator[tuple[str, str, dict[str, Any]]]:
             f"microbatch {smaller} instead of {setting.microbatch}", "the result stays the same, products get smaller",
             {"microbatch": smaller, "accumulation": more},
         )  # fmt: skip
+    yield from _more_tensor(setting)
+    if setting.layout.pp > 1 and setting.schedule in SPLIT_BACKWARD:
+        # A backward pass in two parts would compute blocks anew in each.
+        return
     if setting.recompute == "none":
         yield "Selective recomputation", "some of the forward is done twice", {"recompute": "selective"}
     if setting.recompute != "full":
         yield "Full recomputation", "a third more arithmetic", {"recompute": "full", "recomputed_layers": 1.0}
-    yield from _more_tensor(setting)
 
 
 def _sharding(setting: Setting) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -98,14 +112,13 @@ def _sharding(setting: Setting) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def _more_tensor(setting: Setting) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Twice the degree of tp inside a node, at the cost of data ranks."""
-    layout, spec = setting.layout, setting.spec
-    degree = 2 * layout.tp
-    divides = all(n % degree == 0 for n in (spec.num_heads, spec.ffn_dim)) and degree <= setting.devices_per_node
-    if not divides or (layout.dp_shard % 2 and layout.dp_replicate % 2):
+    layout, degree = setting.layout, 2 * setting.layout.tp
+    axis = next((axis for axis in ("dp_shard", "dp_replicate") if getattr(layout, axis) % 2 == 0), None)
+    if axis is None or degree > setting.devices_per_node or degree not in degrees_that_work(setting.spec):
         return
-    axis = "dp_shard" if layout.dp_shard % 2 == 0 else "dp_replicate"
     halved = msgspec.structs.replace(layout, tp=degree, **{axis: getattr(layout, axis) // 2})
+    positions = setting.sequence_length % (layout.cp * degree) == 0
     yield (
         f"tp {degree} instead of {layout.tp}", "every product is split finer and each block waits for exchanges",
-        {"layout": halved, "accumulation": 2 * setting.accumulation, "sequence_parallel": True},
+        {"layout": halved, "accumulation": 2 * setting.accumulation, "sequence_parallel": positions},
     )  # fmt: skip

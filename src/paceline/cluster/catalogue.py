@@ -96,13 +96,19 @@ def fabric(key: str, devices_per_node: int = 8) -> Link:
     return msgspec.convert(_read(FABRICS / f"{key}.toml"), Link)
 
 
-def node_link(device_name: str) -> Link | None:
-    """The link of a device by the name that it gives itself, or None where the catalogue has none."""
+def catalogue_key(device_name: str) -> str | None:
+    """The key of a device by the name that it gives itself, or None where the catalogue lacks it."""
     for key in device_names():
         entry = _read(CATALOG / f"{key}.toml")
         if device_name in (entry["name"], *entry.get("nvidia_smi", ())):
-            return device(key).link
+            return key
     return None
+
+
+def node_link(device_name: str) -> Link | None:
+    """The link of a device by the name that it gives itself, or None where the catalogue has none."""
+    key = catalogue_key(device_name)
+    return None if key is None else device(key).link
 
 
 def has_fast_bf16(key: str) -> bool:

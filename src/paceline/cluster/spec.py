@@ -65,11 +65,21 @@ def parse_cluster(text: str, here: Host) -> Cluster:
         )
     nodes, devices, name = int(match[1]), int(match[2]), match[3]
     if nodes < 1 or devices < 1:
-        raise UsageError(f"--cluster {text!r}: nodes and devices are 1 or more", values={"cluster": text})
+        raise _no_devices(text, nodes, devices)
     found = device(name)
     between = fabric(match[4], devices) if match[4] else None
     host = here if name == "cpu" else _catalog_host(found, devices)
     return Cluster(text, nodes, devices, host, device=found, fabric=between)
+
+
+def _no_devices(text: str, nodes: int, devices: int) -> UsageError:
+    least = re.sub(r"^\d+x\d+", f"{max(1, nodes)}x{max(1, devices)}", text)
+    return UsageError(
+        f"--cluster {text!r} has {nodes} nodes of {devices} devices; nothing runs on none",
+        key="--cluster",
+        values={"cluster": text, "nodes": nodes, "devices_per_node": devices},
+        hint=f"The nearest that has devices is --cluster {least}.",
+    )
 
 
 def _measured_here(here: Host) -> MeasuredCluster | None:

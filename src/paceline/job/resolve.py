@@ -180,7 +180,7 @@ def resolve_job(
     check_microbatches(pipeline, batch.accumulation, batch.per_rank)
     check_reduction(job.parallel, layout, batch, job.is_set)
     steps, why_steps = _steps(job, batch, train_samples)
-    compiled, why_compile = _compile(job, spec, host, layout, batch, steps, pipeline)
+    compiled, why_compile = decide_compile(job, spec, host, layout, batch, steps, pipeline)
     check_transforms(pipeline, compiled, job.parallel.parameter_dtype, job.parallel.recompute)
     transforms, tokens = transforms_of(batch), batch.microbatch * job.data.sequence_length // layout.cp
     check_loss_chunk(job.parallel, tokens)
@@ -314,7 +314,7 @@ def _steps(job: Job, batch: BatchPlan, train_samples: int | None) -> tuple[int |
     return DEFAULT_STEPS, "no length given"
 
 
-def _compile(
+def decide_compile(
     job: Job,
     spec: ModelSpec,
     host: Host,

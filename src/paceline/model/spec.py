@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,6 +123,7 @@ def resolve(section: ModelSection) -> ModelSpec:
     return spec
 
 
+@lru_cache(maxsize=64)
 def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     """Every parameter of the decoder, in the order of the module's `named_parameters()`; tied ones once."""
     return tuple(_parameters(spec))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.model.flop import Convention, training_flop_per_token
+from paceline.plan.memory_rows import memory_records, memory_summary
 from paceline.plan.ranking import group_records
 from paceline.plan.rows import PublishedRun, read_runs
 from paceline.plan.setting import Setting
@@ -50,7 +51,8 @@ def scoreboard(runs: Sequence[PublishedRun]) -> dict[str, Any]:
         "summary": {
             "overall": summary(steps),
             **{f"by_{key}": _by(key, steps) for key in ("source", "device", "quality", "strategy", "software")},
-            "not_modelled": _reasons(rows),
+            "memory": memory_summary(rows),
+            "not_modelled": _reasons([row for row in rows if row["predicted"] is None and row["quantity"] == STEP]),
             "far_off": [row["id"] for row in steps if abs(row["relative_error"]) > FAR_OFF],
         },
         "groups": group_records([(run.group, run.id) for run in runs], {row["id"]: row for row in steps}),
@@ -109,13 +111,14 @@ def _rows(run: PublishedRun, guess: float | None) -> list[Row]:
              "software": run.setting.software if run.setting else ""}  # fmt: skip
     nothing = dict.fromkeys(("measured", "predicted", "predicted_calibrated", "predicted_without_source", "relative_error", "p10", "p90", "guess"))
     if run.setting is None:
-        return [{**about, "quantity": STEP, **nothing, "measured": run.measured.get(STEP), "reason": run.reason, "assumed": []}]
+        unsaid: Row = {**about, **nothing, "reason": run.reason, "assumed": []}
+        return [{**unsaid, "quantity": q, "measured": run.measured.get(q)} for q in run.measured or (STEP,)]
     predicted = [row for predict in PREDICTORS for row in predict(run, run.setting)]
     if not predicted:
         return [{**about, "quantity": STEP, **nothing, "reason": "nothing was measured that is predicted", "assumed": []}]
     assumed = list(run.setting.assumed)
     return [
-        {**about, **nothing, **row, "guess": guess if row["quantity"] == STEP else None, "reason": None, "assumed": assumed}
+        {**about, **nothing, "reason": None, **row, "guess": guess if row["quantity"] == STEP else None, "assumed": assumed}
         for row in predicted
     ]
 
@@ -144,7 +147,11 @@ def _step_row(run: PublishedRun, setting: Setting) -> list[Row]:
     ]
 
 
-PREDICTORS: list[Callable[[PublishedRun, Setting], list[Row]]] = [_step_row]
+def _memory_rows(run: PublishedRun, setting: Setting) -> list[Row]:
+    return memory_records(run.measured, setting)
+
+
+PREDICTORS: list[Callable[[PublishedRun, Setting], list[Row]]] = [_step_row, _memory_rows]
 """What is predicted of a run: each gives the rows of its quantities."""
 
 

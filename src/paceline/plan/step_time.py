@@ -97,11 +97,15 @@ def step_with(setting: Setting, factors: Factors | None) -> StepTime:
 
 def blocks_of(setting: Setting) -> list[int]:
     """Blocks of each rank of the pipeline; as even as they go, fewer where the setting says so."""
-    ranks = setting.layout.pp
-    whole = setting.spec.num_layers + setting.first_layers + setting.last_layers
+    return spread(setting.spec.num_layers, setting.layout.pp, setting.first_layers, setting.last_layers)
+
+
+def spread(num_layers: int, ranks: int, first_layers: int, last_layers: int) -> list[int]:
+    """Blocks of each rank, as even as they go with so many fewer on the first and on the last."""
+    whole = num_layers + first_layers + last_layers
     blocks = [whole // ranks + (1 if rank < whole % ranks else 0) for rank in range(ranks)]
-    blocks[0] -= setting.first_layers
-    blocks[-1] -= setting.last_layers
+    blocks[0] -= first_layers
+    blocks[-1] -= last_layers
     return blocks
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.parallel.pipeline.config import PipelineConfig
-from paceline.parallel.pipeline.order import Action, order
+from paceline.parallel.pipeline.order import Action, order, order_of
 
 
 class StageSeconds(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ def peak_kept(config: PipelineConfig, microbatches: int, rank: int, per_stage: S
         per_stage: what one micro-batch keeps in each stage of the model.
     """
     most = now = 0
-    for stage, kind, _ in order(config, microbatches)[rank]:
+    for stage, kind, _ in order_of(config, rank, microbatches):
         now += {"F": 1, "B": -1, "W": -1}.get(kind, 0) * per_stage[stage]
         most = max(most, now)
     return most

@@ -113,6 +113,9 @@ class Search:
         ranked = simplest_first(list(best.values()))[:shown]
         self._tell_slower(pool, order, ranked)
         nearest = None if ranked else self.nearest(pool)
+        if ranked:
+            told = self.scale.resolve(ranked[0].choice, derive=True)
+            ranked[0] = msgspec.structs.replace(ranked[0], resolved=told)
         return Found(
             tuple(ranked), tuple(front), self.rejections, nearest, self.held, self.layouts,
             int(pool.seconds.size), len(self.steps),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.units import format_bytes, format_percent, format_seconds
+from paceline.units import format_bytes, format_money, format_percent, format_seconds
 
 WIDTH = 100
 
@@ -65,9 +65,7 @@ def headline(chosen: Mapping[str, Any]) -> list[str]:
 
 
 def money(cost: Any) -> str:
-    if not isinstance(cost, Mapping) or cost.get("dollars") is None:
-        return ""
-    return f", ${cost['dollars']:,.0f}"
+    return f", {format_money(cost['total'], cost['currency'])} with failures" if isinstance(cost, Mapping) else ""
 
 
 def layout_words(layout: Mapping[str, Any]) -> str:

@@ -116,15 +116,15 @@ class Scale:
             self._fewer[key] = fewer_blocks(self.cut(ranks, style)) if ranks > 1 else (0, 0)
         return self._fewer[key]
 
-    def resolve(self, choice: Choice) -> Resolved:
-        """The job as it runs under a choice.
+    def resolve(self, choice: Choice, derive: bool = False) -> Resolved:
+        """The job as it runs under a choice; `derive`: with the origin of each value in words.
 
         Raises:
             JobError: it cannot, whatever the search's own rules say.
         """
         return resolve_job(
             with_keys(self.job, choice.keys()), choice.layout.world_size, self.cluster.host,
-            ranks_per_host=self.cluster.devices_per_node, derive=False,
+            ranks_per_host=self.cluster.devices_per_node, derive=derive,
         )  # fmt: skip
 
     def weigh(self, choice: Choice, step: StepTime | None = None) -> Weighed | str:

@@ -18,6 +18,7 @@ example:
   paceline plan examples/tiny.toml --cluster here
   paceline plan model.preset=llama3-8b batch.global_batch=256 data.sequence_length=8192 --cluster 1x8xh100-sxm
   paceline plan model.preset=llama3-8b --fixed --cluster 1x8xh100-sxm --json
+  paceline plan model.preset=llama3-8b --fixed parallel.pp=8 --cluster 1x8xh100-sxm --picture plan.html
   paceline plan --against tests/golden/published_runs.jsonl
 """
 
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fixed", action="store_true", help="weigh the given layout only")
     parser.add_argument("--write", action="store_true", help="put the chosen layout into the job file")
+    parser.add_argument("--picture", metavar="FILE.html", help="draw the plan: a step over time, memory by stage")
     add_money_arguments(parser)
 
 
@@ -118,6 +120,7 @@ def _fixed(args: argparse.Namespace, job: Job, cluster: Cluster) -> int:
     else:
         print(describe(resolved, document))
         print(money_text(document))
+    _draw(args, job, cluster, None)
     return 0 if resolved.fits else 1
 
 
@@ -135,6 +138,21 @@ def _search(args: argparse.Namespace, job: Job, clusters: list[Cluster], path: P
         print(describe_found(document))
         if chosen is not None:
             print(f"\n{money_text(document)}")
+    drawn = chosen or document["nearest"]
+    if drawn is not None:
+        _draw(args, job, next(c for c in clusters if c.text == document["cluster"]), drawn["keys"])
     if args.write and chosen is not None and path is not None:
         say(f"{path}: {write_layout(path, chosen['keys'])}")
     return 0 if chosen is not None else 1
+
+
+def _draw(args: argparse.Namespace, job: Job, cluster: Cluster, keys: dict[str, Any] | None) -> None:
+    """The page of `--picture`, where one is asked for."""
+    if args.picture is None:
+        return
+    from pathlib import Path
+
+    from paceline.cli import say
+    from paceline.plan.picture import write_job_picture
+
+    say(f"picture: {write_job_picture(Path(args.picture), job, cluster, keys)}")

@@ -1,7 +1,7 @@
 """Reads the catalogue: a device or a network by its key. Imports no torch.
 
-A device's file gives what its data sheet promises (`peak`, `memory_bytes_per_second`) and what was reached of it at the
-best shape (`reached`); the curve over the size of a product follows from the seconds in which a kernel begins and ends.
+A device's file gives what its data sheet promises (`peak`, `memory_bytes_per_second`), what was reached of it at the best
+shape (`reached`) and what is held for hours within its power (`sustained`); the curve over the size of a product follows from the seconds in which a kernel begins and ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def device(key: str) -> Device:
     if key not in device_names():
         raise _unknown("device", key, device_names())
     entry = _read(CATALOG / f"{key}.toml")
-    reached = entry["reached"]
+    reached, sustained = entry["reached"], entry.get("sustained", {})
+    held = {kind: min(share, sustained.get(kind, share)) for kind, share in reached.items() if kind != "source"}
     return Device(
         key=key,
         name=entry["name"],
@@ -64,12 +65,12 @@ def device(key: str) -> Device:
         memory_bytes_per_second=entry["memory_bytes_per_second"],
         memory_reached=entry["memory_reached"],
         launch_seconds=entry.get("launch_seconds", 5e-6),
-        curves=tuple(_curve(kind, peak * reached[kind]) for kind, peak in entry["peak"].items() if kind in reached),
+        curves=tuple(_curve(kind, peak * held[kind]) for kind, peak in entry["peak"].items() if kind in held),
         link=_link(entry["link"]) if "link" in entry else None,
         units=entry.get("units", 0),
         watts=entry.get("watts"),
         year=entry.get("year"),
-        sources=(entry["source"], reached["source"]),
+        sources=(entry["source"], reached["source"], *([sustained["source"]] if sustained else [])),
     )
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.model.flop import Convention, training_flop_per_token
+from paceline.plan.memory_rows import memory_records, memory_summary
 from paceline.plan.ranking import group_records
 from paceline.plan.rows import PublishedRun, read_runs
 from paceline.plan.setting import Setting
-from paceline.plan.step_time import predict_step
+from paceline.plan.software import software
+from paceline.plan.step_time import predict_step, step_with
 
 Row = dict[str, Any]
 
@@ -49,7 +51,8 @@ def scoreboard(runs: Sequence[PublishedRun]) -> dict[str, Any]:
         "summary": {
             "overall": summary(steps),
             **{f"by_{key}": _by(key, steps) for key in ("source", "device", "quality", "strategy", "software")},
-            "not_modelled": _reasons(rows),
+            "memory": memory_summary(rows),
+            "not_modelled": _reasons([row for row in rows if row["predicted"] is None and row["quantity"] == STEP]),
             "far_off": [row["id"] for row in steps if abs(row["relative_error"]) > FAR_OFF],
         },
         "groups": group_records([(run.group, run.id) for run in runs], {row["id"]: row for row in steps}),
@@ -60,11 +63,14 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Errors of predicted rows: of the priors, of the fitted constants, and of the guess from the device alone.
 
     bias: the median of the signed errors. skill: 1 - the median error over the guess's. inside_range: share of rows
-    between the predicted P10 and P90.
+    between the predicted P10 and P90. calibrated_without_source: with constants fitted without the row's own source.
     """
     errors = [row["relative_error"] for row in rows]
     guessed = [abs(row["guess"] / row["measured"] - 1) for row in rows if row["guess"]]
-    fitted = [row["predicted_calibrated"] / row["measured"] - 1 for row in rows if row["predicted_calibrated"]]
+    fitted, others = (
+        [row[key] / row["measured"] - 1 for row in rows if row[key]]
+        for key in ("predicted_calibrated", "predicted_without_source")
+    )
     found = {**_errors(errors), "inside_range": _share(rows, "p10", "p90")}
     guess = statistics.median(guessed) if guessed else None
     median = found["median_absolute_relative_error"]
@@ -72,6 +78,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "guess_median_absolute_relative_error": guess,
         "skill": 1 - median / guess if guess and median is not None else None,
         "calibrated": _errors(fitted),
+        "calibrated_without_source": _errors(others),
     }
     return found
 
@@ -102,15 +109,16 @@ def _share(rows: Sequence[Row], low: str, high: str) -> float | None:
 def _rows(run: PublishedRun, guess: float | None) -> list[Row]:
     about = {"id": run.id, "source": run.source, "device": run.device, "quality": run.quality, "strategy": run.strategy,
              "software": run.setting.software if run.setting else ""}  # fmt: skip
-    nothing = dict.fromkeys(("measured", "predicted", "predicted_calibrated", "relative_error", "p10", "p90", "guess"))
+    nothing = dict.fromkeys(("measured", "predicted", "predicted_calibrated", "predicted_without_source", "relative_error", "p10", "p90", "guess"))
     if run.setting is None:
-        return [{**about, "quantity": STEP, **nothing, "measured": run.measured.get(STEP), "reason": run.reason, "assumed": []}]
+        unsaid: Row = {**about, **nothing, "reason": run.reason, "assumed": []}
+        return [{**unsaid, "quantity": q, "measured": run.measured.get(q)} for q in run.measured or (STEP,)]
     predicted = [row for predict in PREDICTORS for row in predict(run, run.setting)]
     if not predicted:
         return [{**about, "quantity": STEP, **nothing, "reason": "nothing was measured that is predicted", "assumed": []}]
     assumed = list(run.setting.assumed)
     return [
-        {**about, **nothing, **row, "guess": guess if row["quantity"] == STEP else None, "reason": None, "assumed": assumed}
+        {**about, **nothing, "reason": None, **row, "guess": guess if row["quantity"] == STEP else None, "assumed": assumed}
         for row in predicted
     ]
 
@@ -120,12 +128,17 @@ def _step_row(run: PublishedRun, setting: Setting) -> list[Row]:
     if not measured:
         return []
     prior, fitted = predict_step(setting), predict_step(setting, calibrated=True)
+    constants = software(setting.software).fitted_to(setting.device.key)
+    others = constants.without.get(run.source) if constants and run.source in constants.sources else None
+    own_source = constants is not None and run.source in constants.sources
+    left_out = step_with(setting, others) if own_source else fitted
     return [
         {
             "quantity": STEP,
             "measured": measured,
             "predicted": prior.seconds,
             "predicted_calibrated": fitted.seconds,
+            "predicted_without_source": left_out.seconds,
             "relative_error": prior.seconds / measured - 1,
             "p10": prior.p10,
             "p90": prior.p90,
@@ -134,7 +147,11 @@ def _step_row(run: PublishedRun, setting: Setting) -> list[Row]:
     ]
 
 
-PREDICTORS: list[Callable[[PublishedRun, Setting], list[Row]]] = [_step_row]
+def _memory_rows(run: PublishedRun, setting: Setting) -> list[Row]:
+    return memory_records(run.measured, setting)
+
+
+PREDICTORS: list[Callable[[PublishedRun, Setting], list[Row]]] = [_step_row, _memory_rows]
 """What is predicted of a run: each gives the rows of its quantities."""
 
 

@@ -16,7 +16,7 @@ import msgspec
 from paceline.model.flop import Recompute
 from paceline.parallel.layout import Layout
 from paceline.plan.bound_memory import column
-from paceline.plan.compute import Rates, block_pass, head_pass
+from paceline.plan.compute import Pass, Rates, block_pass, head_pass
 from paceline.plan.exchanges import context_seconds, tensor_seconds
 from paceline.plan.setting import Setting
 from paceline.plan.software import software
@@ -46,6 +46,8 @@ class TimeBound:
         self.generation = software(setting.software)
         self.rates = Rates(setting.device, self.generation, NO_FACTORS)
         self._pieces: dict[tuple[int, int, int, Recompute], Piece] = {}
+        self._blocks: dict[tuple[int, int, int], Pass] = {}
+        self._heads: dict[tuple[int, int, int], Pass] = {}
 
     def seconds(
         self, layouts: list[Layout], ways: list[Style], counts: dict[int, int], again: list[Recompute], wanted: Any
@@ -81,20 +83,37 @@ class TimeBound:
         """The seconds of a micro-batch under the values that they depend on."""
         key = (layout.tp, layout.cp, microbatch, recompute)
         if key not in self._pieces:
-            s = self.setting
-            divides = layout.tp > 1 and s.sequence_length % (layout.cp * layout.tp) == 0
-            one = msgspec.structs.replace(
-                s, layout=Layout(cp=layout.cp, tp=layout.tp), microbatch=microbatch, accumulation=1 << 20,
-                recompute=recompute, sequence_parallel=divides if self.split is None else self.split and layout.tp > 1,
-            )  # fmt: skip
-            block, head = block_pass(one, self.rates), head_pass(one, self.rates)
-            exposed = sum(tensor_seconds(one)) * (1 - self.generation.hidden.tensor)
-            exposed += sum(context_seconds(one)) * (1 - self.generation.hidden.context)
+            one = self._one(layout, microbatch, recompute)
+            block, head = self._block(one), self._head(one)
+            exposed = sum(tensor_seconds(one)) * (1 - self.generation.hidden.tensor) if layout.tp > 1 else 0.0
+            exposed += sum(context_seconds(one)) * (1 - self.generation.hidden.context) if layout.cp > 1 else 0.0
             self._pieces[key] = Piece(
                 block.forward + block.backward + exposed, block.weight_gradient, block.backward,
                 head.forward + head.backward, head.weight_gradient,
             )  # fmt: skip
         return self._pieces[key]
+
+    def _one(self, layout: Layout, microbatch: int, recompute: Recompute) -> Setting:
+        s = self.setting
+        divides = layout.tp > 1 and s.sequence_length % (layout.cp * layout.tp) == 0
+        return msgspec.structs.replace(
+            s, layout=Layout(cp=layout.cp, tp=layout.tp), microbatch=microbatch, accumulation=1 << 20,
+            recompute=recompute, sequence_parallel=divides if self.split is None else self.split and layout.tp > 1,
+        )  # fmt: skip
+
+    def _block(self, one: Setting) -> Pass:
+        """A block's pass; without recomputation it is any other one that computes nothing again."""
+        key = (one.layout.tp, one.layout.cp, one.microbatch)
+        if one.recompute != "none" or key not in self._blocks:
+            self._blocks[key] = block_pass(one, self.rates)
+        known = self._blocks[key]
+        return known._replace(again=0.0) if one.recompute == "none" else known
+
+    def _head(self, one: Setting) -> Pass:
+        key = (one.layout.tp, one.layout.cp, one.microbatch)
+        if key not in self._heads:
+            self._heads[key] = head_pass(one, self.rates)
+        return self._heads[key]
 
     def _idle(self, np: Any, way: Style, ranks: int, whole: Any, slowest: Any, weights: Any) -> Any:
         """Seconds in which the slowest stage waits while the pipeline fills and drains."""

@@ -19,17 +19,21 @@ import msgspec
 from paceline.cluster.device import Device, ProductType
 from paceline.cluster.measured import Curve
 from paceline.plan.setting import Setting
-from paceline.plan.software import Fitted, Software
+from paceline.plan.software import Factors, Software
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (64, 128, 0.75), (64, 64, 0.55))
 """Tiles of product kernels with the share of the best rate that each reaches: the kernel that is fastest is chosen."""
 
-KERNEL_SECONDS = 2e-6
+KERNEL_SECONDS = 1e-6
 """The shortest time of a kernel on an accelerator."""
 
-UNALIGNED = 0.35
+UNALIGNED = 0.2
 """Rate of 16-bit products of which a side is no multiple of 8 elements, as a share of aligned ones: loads of 16 bytes
 do not fit."""
+
+RECIPE_RATES = {"rowwise": 0.6, "mx": 0.93}
+"""Rates of products whose numbers are scaled by row or by block of 32, as shares of those scaled by tensor: they scale
+their partial sums as well (pytorch/torchtitan, docs of float8 and async TP: 597 tokens/s against 810 on an H100)."""
 
 BATCHED = 0.6
 """What the products of written-out attention, many small ones in a batch, reach of the rate of one large one."""
@@ -43,18 +47,26 @@ mask; and their gradients."""
 SHORT_SEQUENCE = 256
 """Fused attention reaches half of its rate on sequences this long: its blocks are few and their edges many."""
 
+LOSS_BYTES = 56
+"""Moved for each logit by a loss in fp32 that is not fused: widening, maximum, exponential, sum, division, and back."""
+
+ACTIVATION_PASSES = {"gelu": (2, 3), "swiglu": (3, 5), "squared-relu": (4, 6)}
+"""Elements moved for one of the MLP's width, forward and backward: one kernel each, two for a squared ReLU."""
+
 SIXTEEN = 2
 """Bytes of an element of the residual stream."""
 
 
 class Pass(NamedTuple):
-    """Seconds of a block, or of the head and the loss, for one micro-batch on one rank."""
+    """Seconds of a block, or of the head and the loss, for one micro-batch on one rank. `idle`: of them, how long the
+    device waits for the host to launch, in which it may exchange."""
 
     forward: float
     input_gradient: float
     weight_gradient: float
     again: float
     attention: float
+    idle: float = 0.0
 
     @property
     def backward(self) -> float:
@@ -66,17 +78,17 @@ class Rates(msgspec.Struct, frozen=True):
 
     device: Device
     software: Software
-    factors: Fitted
+    factors: Factors
 
-    def product(self, m: float, n: float, k: float, kind: ProductType) -> float:
-        """Seconds of one product of m x k with k x n."""
+    def product(self, m: float, n: float, k: float, kind: ProductType, result_bytes: float = SIXTEEN) -> float:
+        """Seconds of one product of m x k with k x n, which moves so many bytes for each number of its result."""
         flop = 2.0 * m * n * k
         width = {"fp64": 8, "fp32": 4, "fp8": 1, "fp4": 0.5}.get(kind, 2)
-        moved = self.move(width * (m * k + k * n) + SIXTEEN * m * n)
+        moved = self.move(width * (m * k + k * n) + result_bytes * m * n)
         rate = rate_at(curve_of(self.device, kind), flop) * filled(m, n, self.device.units)
         if self.device.units and (int(k) % 8 or int(n) % 8):
             rate *= UNALIGNED
-        return max(flop / rate * self.factors.matmul, moved)
+        return max(flop / rate * self.factors.matmul / self.software.products, moved)
 
     def move(self, size_bytes: float) -> float:
         """Seconds to read and write so many bytes in all."""
@@ -111,7 +123,8 @@ def filled(m: float, n: float, units: int) -> float:
     best = 0.0
     for rows, columns, share in TILES:
         tiles = math.ceil(m / rows) * math.ceil(n / columns)
-        waves = math.ceil(tiles / units)
+        # The last wave is neither lost whole nor saved whole: tiles of it begin as soon as those before them end.
+        waves = (math.ceil(tiles / units) + max(1.0, tiles / units)) / 2
         best = max(best, share * m * n / (waves * units * rows * columns))
     return best
 
@@ -129,10 +142,10 @@ def block_pass(setting: Setting, rates: Rates) -> Pass:
         (gates * spec.ffn_dim / t, width),
         (width, spec.ffn_dim / t),
     )
-    forward = sum(rates.product(tokens, n, k, kind) for n, k in shapes)
-    inputs = sum(rates.product(tokens, k, n, kind) for n, k in shapes)
-    weights = sum(rates.product(n, k, tokens, kind) for n, k in shapes)
-    weights += rates.move(rates.software.accumulation_bytes * sum(n * k for n, k in shapes))
+    scaled = 1 / RECIPE_RATES.get(setting.recipe, 1.0)
+    forward = sum(rates.product(tokens, n, k, kind) for n, k in shapes) * scaled
+    inputs = sum(rates.product(tokens, k, n, kind) for n, k in shapes) * scaled
+    weights = sum(weight_gradient(n, k, tokens, kind, rates) for n, k in shapes) * scaled
     cast = _casts(setting, rates, shapes, tokens)
     attention = _attention(setting, rates)
     moved_forward, moved_backward = _elementwise(setting, rates, tokens)
@@ -141,11 +154,18 @@ def block_pass(setting: Setting, rates: Rates) -> Pass:
     forward += cast[0] + attention[0] + moved_forward + floor
     inputs += cast[1] + attention[1] + moved_backward + 2 * floor
     again = _again(setting, forward, attention, moved_forward, shapes, rates, tokens)
-    forward = max(forward, rates.host(kernels))
+    late = max(0.0, rates.host(kernels) - forward)
     short = max(0.0, rates.host(2 * kernels) - inputs - weights)
-    if again:
-        again = max(again, rates.host(kernels) * setting.recomputed_layers)
-    return Pass(forward, inputs + short, weights, again, attention[0])
+    more = max(0.0, rates.host(kernels) * setting.recomputed_layers - again) if again else 0.0
+    return Pass(forward + late, inputs + short, weights, again + more, attention[0], late + short + more)
+
+
+def weight_gradient(n: float, k: float, tokens: float, kind: ProductType, rates: Rates) -> float:
+    """Seconds of the gradient of n x k weights and of adding it up: in the product itself, or after it."""
+    bytes_each = rates.software.accumulation_bytes
+    if rates.software.fused_accumulation:
+        return rates.product(n, k, tokens, kind, bytes_each)
+    return rates.product(n, k, tokens, kind) + rates.move(bytes_each * n * k)
 
 
 def head_pass(setting: Setting, rates: Rates) -> Pass:
@@ -154,11 +174,11 @@ def head_pass(setting: Setting, rates: Rates) -> Pass:
     kind: ProductType = "bf16" if setting.precision in ("fp8", "fp4") else setting.precision
     part, width = setting.spec.vocab_size / setting.layout.tp, setting.spec.dim
     part = math.ceil(part / 64) * 64
-    loss = rates.move(tokens * part * 14)
+    loss = rates.move(tokens * part * LOSS_BYTES / 2)
     return Pass(
         rates.product(tokens, part, width, kind) + loss,
         rates.product(tokens, width, part, kind) + loss,
-        rates.product(part, width, tokens, kind) + rates.move(rates.software.accumulation_bytes * part * width),
+        weight_gradient(part, width, tokens, kind, rates),
         0.0,
         0.0,
     )
@@ -191,7 +211,7 @@ def _attention(setting: Setting, rates: Rates) -> tuple[float, float]:
     peak = rates.device.peak[wide]
     if setting.fused_attention:
         flop = 4 * scores * spec.head_dim / 2
-        padded = spec.head_dim / (math.ceil(spec.head_dim / 64) * 64) * (0.8 if spec.head_dim <= 64 else 1.0)
+        padded = spec.head_dim / (math.ceil(spec.head_dim / 64) * 64) * (0.9 if spec.head_dim <= 64 else 1.0)
         share = padded * length / (length + SHORT_SEQUENCE)
         forward, backward = rates.software.attention_reached(rates.device.key)
         scale = rates.factors.matmul / (peak * share)
@@ -217,9 +237,9 @@ def _elementwise(setting: Setting, rates: Rates, tokens: float) -> tuple[float, 
     dropped = 1.0 * stream if spec.dropout else 0.0
     turned = 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim / t
     inner = spec.ffn_dim / t
-    gated = spec.mlp == "swiglu"
-    forward = 10 * stream + dropped + (3 if gated else 2) * inner + turned
-    backward = 12 * stream + dropped + (5 if gated else 3) * inner + turned
+    there, back = ACTIVATION_PASSES.get(spec.mlp, (2, 3))
+    forward = 10 * stream + dropped + there * inner + turned
+    backward = 12 * stream + dropped + back * inner + turned
     passes = 1.0 + (rates.software.elementwise - 1.0) * (0.3 if setting.compile else 1.0)
     scale = SIXTEEN * tokens * passes
     return rates.move(scale * forward), rates.move(scale * backward)

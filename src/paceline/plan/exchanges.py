@@ -96,6 +96,8 @@ def data_seconds(elements: float, setting: Setting, generation: Software, factor
     replicas = group_of(layout, ("dp_replicate",), setting.devices_per_node)
     if layout.dp_shard == 1 and layout.cp > 1:
         replicas = Group(layout.dp_replicate * layout.cp, group_of(layout, SHARDS, setting.devices_per_node).per_node)
+    if generation.one_card and shards.nodes > 1:
+        shards = shards._replace(per_node=1)
     gather = regather = reduce = 0.0
     for collective in found:
         group = replicas if collective.axis == REPLICA_AXIS or collective.kind == "all_reduce" else shards

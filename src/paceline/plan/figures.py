@@ -7,6 +7,7 @@ from typing import Any
 from paceline.cluster.spec import Cluster
 from paceline.job.resolve import Resolved
 from paceline.plan.fixed import NOT_MODELLED, fixed_plan
+from paceline.plan.memory_change import words_of_changes
 from paceline.plan.setting import Setting, StepTime
 from paceline.plan.setting_of import setting_of
 from paceline.plan.step_time import predict_step
@@ -51,9 +52,11 @@ def fixed_with_time(resolved: Resolved, cluster: Cluster) -> dict[str, Any]:
     document = fixed_plan(resolved, cluster.text, cluster.devices_per_node, cluster.measured)
     figures = predicted(resolved, cluster)
     assumed = figures.pop("assumed")
+    ways = [] if resolved.fits else words_of_changes(setting_of(resolved, cluster))
     kept = [told for told in document["assumptions"] if told != NOT_MODELLED]
     return {
         **document,
         "chosen": {**document["chosen"], **figures},
+        "would_fit": ways,
         "assumptions": list(dict.fromkeys([*kept, *assumed])),
     }

@@ -12,9 +12,9 @@ from paceline.job.memory_advice import memory_advice
 from paceline.job.resolve import Resolved
 from paceline.parallel.fsdp.config import fsdp_config
 from paceline.parallel.memory import RankMemory, rank_memory
+from paceline.plan.own_memory import three_figures
 from paceline.plan.traffic import traffic
 from paceline.units import format_bytes, format_percent, format_seconds
-
 
 NOT_MODELLED = "step time and money are not predicted here: their fields are null"
 
@@ -31,7 +31,11 @@ def fixed_plan(
         "layout": {**resolved.layout.to_record(), "microbatch": resolved.batch.microbatch,
                    "accumulation": resolved.batch.accumulation},
         "fits": resolved.fits,
-        "memory": {"stages": [m.to_record() for m in resolved.stages], "heaviest": resolved.heaviest},
+        "memory": {
+            "stages": [m.to_record() for m in resolved.stages],
+            "heaviest": resolved.heaviest,
+            **three_figures(resolved),
+        },
         "memory_available_bytes": resolved.memory_available_bytes,
         "checkpoint_bytes": checkpoint_size(resolved),
         "axes": axes(resolved, ranks_per_node),
@@ -134,8 +138,20 @@ def describe(resolved: Resolved, document: dict[str, Any]) -> str:
             *stages,
             "collectives:" if collectives else "collectives: none",
             *collectives,
+            memory_line(document["chosen"]["memory"]),
             verdict,
+            *(f"  {way}" for way in document.get("would_fit", ())),
         ]
+    )
+
+
+def memory_line(memory: dict[str, Any]) -> str:
+    """The three figures of the rank that needs most, and how likely they are to be too small."""
+    three = ", ".join(f"{name} {format_bytes(memory[f'{name}_bytes'])}" for name in ("allocated", "reserved", "device"))
+    low, high = (format_bytes(memory[f"device_{p}_bytes"]) for p in ("p10", "p90"))
+    return (
+        f"{three} ({low} to {high} with a probability of 80%); out of memory with one of "
+        f"{format_percent(memory['oom_probability'])}"
     )
 
 

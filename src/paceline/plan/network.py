@@ -88,4 +88,4 @@ def _latency(kind: CollectiveKind, group: Group, setting: Setting) -> float:
     passes = 2 if kind == "all_reduce" else 1
     ring = passes * ((group.ranks - group.nodes) * near + group.nodes * (far if group.nodes > 1 else 0.0))
     tree = passes * (group.per_node * near + math.log2(group.nodes) * 2 * far) if group.nodes > 1 else ring
-    return min(ring, tree)
+    return min(ring, tree) if kind == "all_reduce" else ring

@@ -22,21 +22,18 @@ from paceline.model.flop import Recompute
 from paceline.model.spec import ModelSpec
 from paceline.parallel.layout import Layout
 from paceline.plan.conventions import published_flop_per_token
+from paceline.plan.memory_rows import habits_key, measured_memory
 from paceline.plan.setting import Schedule, Setting
 from paceline.plan.software import Software, software, software_of
-from paceline.units import GiB
 
 Table = Mapping[str, Any]
-
-MEMORY_KINDS = {
-    "bigscience": "memory_device_bytes",
-    "torchtitan": "memory_reserved_bytes",
-}
-"""What the memory that a source prints is; elsewhere it is what tensors take at their peak."""
 
 STANDARD_FABRICS = {"v100": "edr100", "a100": "hdr200", "h100": "ndr400", "h200": "ndr400", "h800": "ndr400",
                     "gh200": "ndr400", "b200": "ndr400", "gb200": "ndr400", "b300": "xdr800", "gb300": "xdr800"}  # fmt: skip
 """What joins the nodes of a device as its maker sells them: assumed where a run does not say."""
+
+VOCABULARIES = {"bigscience": 250_880}
+"""Of sources that give one for all their runs: BigScience's tokenizer has 250 thousand entries, padded to 250,880."""
 
 _DEVICES = (
     (r"TPU|Trainium|Gaudi|Ascend", ""),
@@ -161,7 +158,7 @@ def setting_of_run(row: Table) -> Setting:
     _refuse_unmodelled(row, hardware, model, parallel)
     found = device(device_key(str(hardware.get("gpu"))) or "")
     generation = _generation(row, found, assumed)
-    spec = _spec(model, generation, assumed)
+    spec = _spec(model, generation, assumed, str(row.get("source") or ""))
     gpus = _whole(hardware, "gpus", "the number of devices is not published")
     layout, zero_stage = _layout(parallel, gpus, hardware, generation, assumed)
     nodes, per_node = _nodes(hardware, gpus)
@@ -174,7 +171,7 @@ def setting_of_run(row: Table) -> Setting:
     precision, recipe = _precision(str(row.get("precision") or ""), found, assumed)
     first, last = _uneven(spec.num_layers, layout.pp)
     schedule, chunks = _schedule(parallel, spec.num_layers, layout.pp, assumed)
-    tensor_overlap = re.search(r"async TP (on|off)", str(row.get("notes") or ""))
+    tensor_overlap = re.search(r"(async) ?TP(?! off)|(vanilla) ?TP|async TP off", f"{row.get('id')} {row.get('notes')}", re.I)
     sequence_parallel = parallel.get("sp")
     if sequence_parallel is None and layout.tp > 1:
         sequence_parallel = generation.sequence_parallel
@@ -200,15 +197,16 @@ def setting_of_run(row: Table) -> Setting:
         last_layers=last,
         sequence_parallel=bool(sequence_parallel) and layout.tp > 1,
         context_method="ring",
-        fused_attention=generation.fused_attention,
+        fused_attention=generation.fused_attention or "flash" in str(row.get("recompute")),
         compile=bool(row.get("compile")),
         reduce_every_microbatch=zero_stage >= 2 or generation.reduce_every_microbatch,
         recipe=recipe,  # type: ignore[arg-type]
         recomputed=recomputed,  # type: ignore[arg-type]
         recomputed_layers=share,
         gradient_bytes=2 if "PURE" in str(row.get("precision")) else 0,
-        tensor_overlap=tensor_overlap[1] == "on" if tensor_overlap else None,
+        tensor_overlap=bool(tensor_overlap[1]) if tensor_overlap else None,
         software=generation.key,
+        memory_habits=habits_key(row),
         assumed=tuple(assumed),
     )
 
@@ -242,7 +240,7 @@ def _generation(row: Table, found: Device, assumed: list[str]) -> Software:
     return software(key)
 
 
-def _spec(model: Table, generation: Software, assumed: list[str]) -> ModelSpec:
+def _spec(model: Table, generation: Software, assumed: list[str], source: str) -> ModelSpec:
     width = _whole(model, "hidden", "the width of the model is not published")
     mlp = str(model.get("mlp") or "")
     if not mlp:
@@ -250,11 +248,11 @@ def _spec(model: Table, generation: Software, assumed: list[str]) -> ModelSpec:
         assumed.append(f"mlp {mlp}: not published, by the model's name")
     heads = _optional(model, "heads")
     if heads is None:
-        heads = max(1, round(width / 128))
-        assumed.append(f"{heads} heads: not published, a width of 128 each")
+        heads = _usual_heads(width)
+        assumed.append(f"{heads} heads: not published, of a width near 128")
     vocabulary = _optional(model, "vocab")
     if vocabulary is None:
-        vocabulary = 250_880 if "bloom" in str(model.get("name")) else generation.vocabulary
+        vocabulary = VOCABULARIES.get(source, generation.vocabulary)
         assumed.append(f"vocabulary {vocabulary}: not published, habit of {generation.key}")
     gated = mlp == "swiglu"
     tied = model.get("tied_embeddings")
@@ -278,12 +276,18 @@ def _spec(model: Table, generation: Software, assumed: list[str]) -> ModelSpec:
         tie_embeddings=bool(tied) if tied is not None else mlp == "gelu",
         max_sequence_length=_whole(model, "seq_len", "the sequence length is not published"),
         norm=str(model.get("norm") or ("rmsnorm" if gated else "layernorm")),
-        mlp="swiglu" if gated else "gelu",
+        mlp=mlp,
         positions="rope" if gated else "none" if "alibi" in str(model.get("pos")) else "learned",
         bias=not gated,
         dropout=generation.dropout,
         attention_dropout=0.0 if generation.fused_attention else generation.dropout,
     )
+
+
+def _usual_heads(width: int) -> int:
+    """Heads of equal width, a multiple of 8 as near to 128 as the model's width allows."""
+    widths = [w for w in range(64, 257, 8) if width % w == 0]
+    return width // min(widths, key=lambda w: abs(w - 128)) if widths else max(1, round(width / 128))
 
 
 def _refuse(reason: str) -> int:
@@ -425,7 +429,7 @@ def _schedule(parallel: Table, layers: int, ranks: int, assumed: list[str]) -> t
     schedule: Schedule = next((name for pattern, name in _SCHEDULES if re.search(pattern, said)), "1f1b")
     if chunks > 1 and schedule == "1f1b":
         schedule = "interleaved-1f1b"
-    if schedule == "interleaved-1f1b" and chunks == 1 and parallel.get("vpp") is None:
+    if schedule == "interleaved-1f1b" and _optional(parallel, "vpp") is None:
         chunks = max(1, -(-layers // ranks))
         assumed.append(f"{chunks} stages a rank: not published, a block a stage")
     if not said:
@@ -437,7 +441,7 @@ def _schedule(parallel: Table, layers: int, ranks: int, assumed: list[str]) -> t
 
 def _measured(row: Table, setting: Setting | None) -> dict[str, float]:
     measured = _part(row, "measured")
-    found = _memory(measured, str(row.get("source") or ""))
+    found = measured_memory(measured, str(row.get("source") or ""))
     seconds = step_seconds(row, setting)
     return {"step_seconds": seconds, **found} if seconds else found
 
@@ -448,7 +452,6 @@ def step_seconds(row: Table, setting: Setting | None) -> float | None:
     gpus, batch = _part(row, "hardware").get("gpus"), row.get("global_batch")
     if measured.get("step_time_s"):
         return float(measured["step_time_s"]) if batch else None
-    batch = batch or (setting.global_batch if setting else None)
     length = _part(row, "model").get("seq_len")
     if not gpus or not batch or not length:
         return None
@@ -467,23 +470,6 @@ def step_seconds(row: Table, setting: Setting | None) -> float | None:
     spec = setting.spec
     per_token = published_flop_per_token(convention, spec, int(length), setting.recompute)
     return per_token * tokens / float(gpus) / (float(rate) * 1e12) if per_token else None
-
-
-def _memory(measured: Table, source: str) -> dict[str, float]:
-    """Bytes by quantity, and whether it fitted."""
-    found: dict[str, float] = {}
-    kind = MEMORY_KINDS.get(source, "memory_allocated_bytes")
-    for key, value in measured.items():
-        if not key.startswith("memory") or not isinstance(value, int | float):
-            continue
-        unit = GiB if key.endswith("gib") or "as_published" in key else 1e9
-        reserved = "memory_reserved_bytes" if "reserved" in key else "memory_allocated_bytes" if "allocated" in key else ""
-        found[reserved or ("memory_device_bytes" if "device" in key else kind)] = float(value) * unit
-    if measured.get("oom") is not None:
-        found["fits"] = 0.0 if measured["oom"] else 1.0
-    elif found or measured.get("step_time_s") or measured.get("tokens_per_s_per_gpu") or measured.get("tflops_per_gpu"):
-        found["fits"] = 1.0
-    return found
 
 
 def _group(row: Table) -> str:

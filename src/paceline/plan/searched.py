@@ -13,6 +13,7 @@ from paceline.plan.advice import advice
 from paceline.plan.advice.facts import facts_of
 from paceline.plan.figures import time_figures
 from paceline.plan.fixed import axes, checkpoint_size, misfit
+from paceline.plan.own_memory import three_figures
 from paceline.plan.search import Found
 from paceline.plan.traffic import traffic
 from paceline.plan.weigh import Weighed
@@ -57,7 +58,9 @@ def layout_record(weighed: Weighed, cluster: Cluster) -> dict[str, Any]:
         "keys": weighed.choice.keys(),
         "fits": resolved.fits,
         **({} if resolved.fits else {"reason": misfit(resolved)}),
-        "memory": {"stages": [m.to_record() for m in resolved.stages], "heaviest": resolved.heaviest},
+        "memory": {
+            "stages": [m.to_record() for m in resolved.stages], "heaviest": resolved.heaviest, **three_figures(resolved)
+        },
         "memory_available_bytes": resolved.memory_available_bytes,
         "checkpoint_bytes": checkpoint_size(resolved),
         "axes": axes(resolved, per_node),

@@ -47,6 +47,8 @@ def setting_of(resolved: Resolved, cluster: Cluster) -> Setting:
         fused_attention=not resolved.spec.attention_dropout, compile=resolved.compile,
         loss_chunk_tokens=resolved.transforms.loss_chunk_tokens,
         reduce_every_microbatch=layout.dp_shard > 1 and resolved.fsdp.reduce_every_microbatch,
+        layers=pipeline.layers if resolved.job.parallel.pp_layers else (), parameter_dtype=resolved.transforms.parameter_dtype,
+        offload=resolved.transforms.offload, ddp=resolved.ddp, optimizer=resolved.job.optimizer,
         fits=cluster.measured.collectives.fits if cluster.measured and cluster.measured.collectives else (),
         assumed=found.assumed,
     )  # fmt: skip

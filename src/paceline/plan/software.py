@@ -42,16 +42,26 @@ class Hidden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: float = 0.0
 
 
-class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Factors on the seconds of terms, fitted to `rows` runs on a device with leave-one-source-out error beside it."""
+class Factors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Factors on the seconds of terms: products, memory, launches, exchanges."""
 
-    device: str
-    rows: int
-    sources: tuple[str, ...]
     matmul: float = 1.0
     memory: float = 1.0
     launch: float = 1.0
     network: float = 1.0
+
+
+class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Factors fitted to `rows` published runs on a device (`benchmarks/fit_planner.py`), at most one for 15 of them.
+
+    without: the same, fitted without the runs of one source; what is left out of it had no other source to be fitted to.
+    """
+
+    device: str
+    rows: int
+    sources: tuple[str, ...]
+    factors: Factors
+    without: dict[str, Factors] = {}
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,8 +73,11 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kernels: launches of one block's forward pass; a backward pass has twice as many.
     launch_seconds: the host's work for one of them; blocks whose kernels are shorter wait for it.
     step_seconds: what a step needs once, whatever its size.
+    products: share of the device's rate that products keep: some search for the fastest kernel of each shape, others take
+        what a rule of thumb says, with data layouts as they come.
     elementwise: bytes that norms, activations and sums move, over those of kernels that fuse all they can.
-    accumulation_bytes: moved for one weight and micro-batch to add up its gradient.
+    accumulation_bytes: moved for one weight and micro-batch to add up its gradient; `fused_accumulation`: by the product
+        itself. one_card: rings of all data ranks leave a node through one network card, as older software's did.
     optimizer_bytes: moved for one weight that a rank updates.
     attention: by the beginning of a device's key, the shares of the peak that fused attention's forward and backward
         products reach at a head width of 128; the longest match counts.
@@ -90,8 +103,11 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kernels: int = 30
     launch_seconds: float = 8e-6
     step_seconds: float = 5e-3
+    products: float = 1.0
     elementwise: float = 1.0
     accumulation_bytes: float = 8.0
+    fused_accumulation: bool = False
+    one_card: bool = False
     optimizer_bytes: float = 34.0
     attention: dict[str, tuple[float, float]] = {}
     fitted: tuple[Fitted, ...] = ()
@@ -126,16 +142,18 @@ def software_names() -> tuple[str, ...]:
 
 
 def software_of(source: str, release: str, shard: str) -> Software | None:
-    """The generation that a published run was made with, or None where no file names its source."""
-    best: tuple[int, Software] | None = None
+    """The generation that a published run was made with, the oldest where its release is not published, or None where no
+    file names its source."""
+    best: tuple[tuple[int, int], Software] | None = None
     for key in software_names():
         for runs in software(key).runs:
             if runs.source != source or not shard.startswith(runs.shard):
                 continue
             if release and ((runs.since and release < runs.since) or (runs.before and release >= runs.before)):
                 continue
-            if best is None or len(runs.shard) > best[0]:
-                best = (len(runs.shard), software(key))
+            fit = (len(runs.shard), -software(key).years[0])
+            if best is None or fit > best[0]:
+                best = (fit, software(key))
     return best[1] if best else None
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.plan.prices import KINDS, load_prices
+from paceline.plan.price_file import load_prices
+from paceline.plan.prices import KINDS
 
 OWN = """
 currency = "{currency}"

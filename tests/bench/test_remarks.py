@@ -10,7 +10,7 @@ import pytest
 from paceline.bench.remarks import about_backend, against_baseline, against_link, busy, wrong_results
 from paceline.bench.rows import GB, Row, make_row
 from paceline.bench.sweep import Point
-from paceline.cluster.spec import node_link
+from paceline.cluster.catalogue import node_link
 from paceline.units import GiB, MiB
 
 A100, H200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200"

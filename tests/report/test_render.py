@@ -15,8 +15,9 @@ from tests.report.samples import lifelike_run, make_job, resumed_run, simple_run
 
 from paceline.cli import report as command
 from paceline.errors import JobError
-from paceline.report.charts import Line, line_chart, ticks
-from paceline.report.render import embedded_json, render, render_comparison, write_report
+from paceline.page.charts import Line, line_chart, ticks
+from paceline.page.render import embedded_json
+from paceline.report.render import render, render_comparison, write_report
 from paceline.report.summary import summarise
 from paceline.report.text import comparison_rows
 

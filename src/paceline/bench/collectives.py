@@ -20,10 +20,10 @@ from paceline.bench.rows import Row, newest, row_of
 from paceline.bench.sweep import MAX_BYTES, Options, check_memory, sizes
 from paceline.bench.transport import Transport, about_transport
 from paceline.cluster import measured as cluster_file
+from paceline.cluster.catalogue import node_link
 from paceline.cluster.measured import Collectives, Fit
 from paceline.cluster.ports import RdmaPort
 from paceline.cluster.probe import Host, available_memory_bytes, probe_host
-from paceline.cluster.spec import node_link
 from paceline.errors import PacelineError, UsageError
 from paceline.units import format_bytes
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from paceline.bench.rows import GB, Row
+from paceline.cluster.device import Link
 from paceline.cluster.measured import IN_NODE
-from paceline.cluster.spec import NodeLink
 from paceline.parallel.wire import GLOO, GLOO_REDUCE_SCATTER
 from paceline.units import MiB, format_bytes, format_percent
 
@@ -80,13 +80,13 @@ def wrong_results(rows: Sequence[Row]) -> list[Remark]:
     ]
 
 
-def against_link(rows: Sequence[Row], link: NodeLink | None, device: str) -> list[Remark]:
+def against_link(rows: Sequence[Row], link: Link | None, device: str) -> list[Remark]:
     """The largest all-reduce in the node as a share of what the catalogue's link gives; never more than all of it."""
     found = [row for row in rows if (row.collective, row.tier) == ("all_reduce", IN_NODE)]
     if link is None or not found or found[-1].size_bytes < LARGE_ENOUGH:
         return []
     row = max(found, key=lambda r: r.bus_bandwidth)
-    promised = (link.reached_bytes_per_second or link.bytes_per_second) / GB
+    promised = link.reached_bytes_per_second / GB
     values = {
         "bus_bandwidth": row.bus_bandwidth,
         "size_bytes": row.size_bytes,

@@ -28,9 +28,15 @@ def run(args: argparse.Namespace) -> int:
 
     from paceline.cli import print_document, say
     from paceline.cli.job_words import job_of, worker_words
+    from paceline.cli.planned import planned_words
     from paceline.workers.environment import is_worker
 
     job = job_of(args)
+    if chosen := planned_words(job):
+        args.words = [*args.words, *chosen]
+        job = job_of(args)
+        if not is_worker():
+            say(f"layout = auto: {' '.join(chosen)}")
     if is_worker() and not args.explain:
         # By name: the supervisor must not pay for the import of torch.
         import importlib
@@ -51,9 +57,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan_here(resolved: Resolved) -> dict[str, Any]:
+    """What is predicted for a run on this host; without times where the catalogue does not know its devices."""
+    import msgspec
+
+    from paceline.cluster.spec import HERE, parse_cluster
+    from paceline.errors import UsageError
+    from paceline.plan.figures import fixed_with_time
     from paceline.plan.fixed import fixed_plan
 
-    return fixed_plan(resolved, "here")
+    try:
+        cluster = parse_cluster(HERE, resolved.host)
+        ranks = resolved.layout.world_size
+        return fixed_with_time(resolved, msgspec.structs.replace(cluster, devices_per_node=ranks))
+    except UsageError as error:
+        document = fixed_plan(resolved, HERE)
+        return {**document, "assumptions": [*document["assumptions"], str(error)]}
 
 
 def _write_report(run_dir: Path) -> str:

@@ -29,6 +29,11 @@ class Link(msgspec.Struct, frozen=True):
     source: str
     reduces: dict[str, float] = {}
 
+    @property
+    def reached_bytes_per_second(self) -> float:
+        """Bus bandwidth of a ring collective of large messages."""
+        return self.bytes_per_second * self.reached
+
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A device as it is planned for.
@@ -36,7 +41,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     peak: dense FLOP/s by element type, as the data sheet says. curves: what products reach of it over their size in FLOP.
     memory_bytes_per_second: as the data sheet says; `memory_reached` the share that a copy moves.
     launch_seconds: from one kernel to the next where each has next to nothing to do.
-    link: to the other devices of a node; None where there is one device.
+    link: to the other devices of a node; None where there is one device. units: multiprocessors that share the tiles of a
+        product; 0 where products are not cut into tiles.
     """
 
     key: str
@@ -50,5 +56,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     launch_seconds: float = 5e-6
     curves: tuple[Curve, ...] = ()
     link: Link | None = None
+    units: int = 0
     watts: float | None = None
     year: int | None = None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from paceline.cluster.catalogue import device, device_names, fabric, has_fast_bf16
+from paceline.cluster.device import Device, Link
 from paceline.cluster.measured import MeasuredCluster, load_measured
+from paceline.cluster.nodes import find_node, unknown_node
 from paceline.cluster.probe import Host
-from paceline.config import nearest
 from paceline.errors import UsageError
-from paceline.units import parse_bytes
 
 HERE = "here"
 SUFFIX = ".toml"
@@ -23,18 +22,24 @@ MEASURED_FILE = "cluster.toml"
 ASSUMED_COMPILER = "g++"
 """A cluster that is only described is taken to have what compiled blocks need."""
 
-CATALOG = Path(__file__).parent / "catalog"
 _PATTERN = re.compile(r"(\d+)x(\d+)x([A-Za-z0-9.-]+)(?::([A-Za-z0-9.-]+))?")
+_SOLD = re.compile(r"(\d+)x([A-Za-z][A-Za-z0-9._-]*)(?::([A-Za-z0-9.-]+))?")
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """`nodes` nodes of `devices_per_node` devices; `host` is one of them. `measured`: what a bench found out about it."""
+    """`nodes` nodes of `devices_per_node` devices; `host` is one of them. `measured`: what a bench found out about it.
+
+    device, fabric: of the catalogue, where the cluster is described by their names. node: key of a type as sold.
+    """
 
     text: str
     nodes: int
     devices_per_node: int
     host: Host
     measured: MeasuredCluster | None = None
+    device: Device | None = None
+    fabric: Link | None = None
+    node: str | None = None
 
     @property
     def devices(self) -> int:
@@ -42,7 +47,8 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 def parse_cluster(text: str, here: Host) -> Cluster:
-    """`here`, a measured cluster's file, or `NODESxDEVICESxDEVICE[:FABRIC]` such as `1x8xa100-sxm-80g`.
+    """`here`, a measured cluster's file, `NODESxDEVICESxDEVICE[:FABRIC]` such as `1x8xa100-sxm-80g`, or `NODESxNODETYPE`
+    of nodes as sold such as `4xp5.48xlarge`.
 
     `here` takes what was measured from `cluster.toml` in the working directory, where it is of this host.
 
@@ -54,19 +60,46 @@ def parse_cluster(text: str, here: Host) -> Cluster:
     if text.endswith(SUFFIX):
         measured = load_measured(Path(text))
         return Cluster(text, measured.nodes, measured.devices_per_node, measured.host, measured)
-    match = _PATTERN.fullmatch(text)
-    if match is None:
-        raise UsageError(
-            f"--cluster {text!r} is neither here nor NODESxDEVICESxDEVICE[:FABRIC]",
-            values={"cluster": text},
-            hint="For example 1x8xa100-sxm-80g, 4x8xh100-sxm:ndr400 or 2x2xcpu:100mbit; a measured cluster is a .toml file.",
-        )
-    nodes, devices, name = int(match[1]), int(match[2]), match[3]
+    nodes, devices, name, network, sold = _words(text)
     if nodes < 1 or devices < 1:
-        raise UsageError(f"--cluster {text!r}: nodes and devices are 1 or more", values={"cluster": text})
-    if name == "cpu":
-        return Cluster(text, nodes, devices, here)
-    return Cluster(text, nodes, devices, _catalog_host(name, devices))
+        raise _no_devices(text, nodes, devices)
+    found = device(name)
+    between = fabric(network, devices) if network else None
+    host = here if name == "cpu" else _catalog_host(found, devices)
+    return Cluster(text, nodes, devices, host, device=found, fabric=between, node=sold)
+
+
+def _words(text: str) -> tuple[int, int, str, str | None, str | None]:
+    """Nodes, devices per node, device, network and node type that a description names."""
+    if match := _PATTERN.fullmatch(text):
+        return int(match[1]), int(match[2]), match[3], match[4], None
+    if match := _SOLD.fullmatch(text):
+        sold = find_node(match[2])
+        if sold is None:
+            if match[2] in device_names():
+                raise UsageError(
+                    f"--cluster {text!r} does not say how many devices a node has",
+                    values={"cluster": text},
+                    hint=f"For example {match[1]}x8x{match[2]}.",
+                )
+            raise unknown_node(match[2])
+        return int(match[1]), sold.devices, sold.device, match[3] or sold.fabric, sold.key
+    raise UsageError(
+        f"--cluster {text!r} is neither here, nor NODESxDEVICESxDEVICE[:FABRIC], nor NODESxNODETYPE",
+        values={"cluster": text},
+        hint="For example 1x8xa100-sxm-80g, 4x8xh100-sxm:ndr400, 4xp5.48xlarge or 2x2xcpu:100mbit; a measured cluster is a "
+        ".toml file.",
+    )
+
+
+def _no_devices(text: str, nodes: int, devices: int) -> UsageError:
+    least = re.sub(r"^(\d+x)\d+x", rf"\g<1>{max(1, devices)}x", re.sub(r"^\d+", str(max(1, nodes)), text))
+    return UsageError(
+        f"--cluster {text!r} has {nodes} nodes of {devices} devices; nothing runs on none",
+        key="--cluster",
+        values={"cluster": text, "nodes": nodes, "devices_per_node": devices},
+        hint=f"The nearest that has devices is --cluster {least}.",
+    )
 
 
 def _measured_here(here: Host) -> MeasuredCluster | None:
@@ -77,50 +110,15 @@ def _measured_here(here: Host) -> MeasuredCluster | None:
     return measured if (measured.host.name, measured.host.device_name) == (here.name, here.device_name) else None
 
 
-def device_names() -> list[str]:
-    """Devices of the catalogue."""
-    return sorted(entry.stem for entry in CATALOG.glob("*.toml"))
-
-
-def _catalog_host(name: str, devices: int) -> Host:
-    if name not in device_names():
-        near = nearest(name, device_names())
-        raise UsageError(
-            f"no device {name!r} in the catalogue",
-            values={"device": name, "known": device_names()},
-            hint=f"Did you mean {near}?" if near else f"Known devices: cpu, {', '.join(device_names())}.",
-        )
-    entry = _entry(name)
+def _catalog_host(found: Device, devices: int) -> Host:
     return Host(
-        name=name,
+        name=found.key,
         device_kind="cuda",
         devices=devices,
-        device_name=entry["name"],
-        device_memory_bytes=parse_bytes(entry["memory"]),
+        device_name=found.name,
+        device_memory_bytes=found.memory_bytes,
         cores=0,
         memory_bytes=0,
-        fast_bf16=entry["bf16"],
+        fast_bf16=has_fast_bf16(found.key),
         compiler=ASSUMED_COMPILER,
     )
-
-
-class NodeLink(msgspec.Struct, frozen=True):
-    """What joins the devices of a node: bytes/s of a device in one direction, and of them what a ring all-reduce reaches."""
-
-    name: str
-    bytes_per_second: float
-    source: str
-    reached_bytes_per_second: float | None = None
-
-
-def node_link(device_name: str) -> NodeLink | None:
-    """The link of a device by the name that it gives itself, or None where the catalogue has none."""
-    for name in device_names():
-        entry = _entry(name)
-        if device_name in (entry["name"], *entry.get("nvidia_smi", ())) and "link" in entry:
-            return msgspec.convert(entry["link"], NodeLink)
-    return None
-
-
-def _entry(name: str) -> dict[str, Any]:
-    return tomllib.loads((CATALOG / f"{name}.toml").read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +75,7 @@ def catalog_names() -> list[str]:
     return sorted(path.stem for path in CATALOG.glob("*.toml"))
 
 
+@lru_cache(maxsize=64)
 def catalog_entry(preset: str) -> CatalogEntry:
     """The catalogue file of a preset, the architecture of the one it extends below its own.
 
@@ -122,6 +124,7 @@ def resolve(section: ModelSection) -> ModelSpec:
     return spec
 
 
+@lru_cache(maxsize=64)
 def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     """Every parameter of the decoder, in the order of the module's `named_parameters()`; tied ones once."""
     return tuple(_parameters(spec))

@@ -13,6 +13,13 @@ Degree = Annotated[int, Meta(ge=-1)]
 class ParallelSection(Section, frozen=True):
     """Degrees of the mesh axes, precision of the arithmetic and of the reduction, compilation."""
 
+    layout: Annotated[
+        Literal["given", "auto"],
+        Meta(
+            description="given: the degrees below. auto: the planner's choice for the ranks that run, as `paceline plan` "
+            "finds it; degrees and settings that you write are kept."
+        ),
+    ] = "given"
     dp_replicate: Annotated[Degree, Meta(description="Replicas of the model; -1 is what the other axes leave.")] = -1
     dp_shard: Annotated[Degree, Meta(description="Ranks that one replica's state is split over.")] = 1
     cp: Annotated[Degree, Meta(description="Ranks that one sequence is split over.")] = 1

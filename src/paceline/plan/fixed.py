@@ -12,8 +12,11 @@ from paceline.job.memory_advice import memory_advice
 from paceline.job.resolve import Resolved
 from paceline.parallel.fsdp.config import fsdp_config
 from paceline.parallel.memory import RankMemory, rank_memory
+from paceline.plan.own_memory import three_figures
 from paceline.plan.traffic import traffic
 from paceline.units import format_bytes, format_percent, format_seconds
+
+NOT_MODELLED = "step time and money are not predicted here: their fields are null"
 
 
 def fixed_plan(
@@ -28,7 +31,11 @@ def fixed_plan(
         "layout": {**resolved.layout.to_record(), "microbatch": resolved.batch.microbatch,
                    "accumulation": resolved.batch.accumulation},
         "fits": resolved.fits,
-        "memory": {"stages": [m.to_record() for m in resolved.stages], "heaviest": resolved.heaviest},
+        "memory": {
+            "stages": [m.to_record() for m in resolved.stages],
+            "heaviest": resolved.heaviest,
+            **three_figures(resolved),
+        },
         "memory_available_bytes": resolved.memory_available_bytes,
         "checkpoint_bytes": checkpoint_size(resolved),
         "axes": axes(resolved, ranks_per_node),
@@ -50,7 +57,7 @@ def fixed_plan(
         "assumptions": [
             "memory is that of the eager decoder at the peak of a step; compiled blocks keep less",
             f"a {resolved.host.device_kind} process holds {format_bytes(resolved.memory.context_bytes)} before the model",
-            "step time, money and search are not modelled in this version: their fields are null",
+            NOT_MODELLED,
             *([] if measured is None else measured.dates()),
         ],
         "derivations": [msgspec.structs.asdict(d) for d in resolved.derivations],
@@ -119,6 +126,7 @@ def describe(resolved: Resolved, document: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"layout: {resolved.layout}",
+            *time_lines(document["chosen"]),
             *places,
             *(f"  {d}" for d in resolved.derivations),
             f"memory per rank, of {format_bytes(resolved.memory_available_bytes)}"
@@ -130,9 +138,35 @@ def describe(resolved: Resolved, document: dict[str, Any]) -> str:
             *stages,
             "collectives:" if collectives else "collectives: none",
             *collectives,
+            memory_line(document["chosen"]["memory"]),
             verdict,
+            *(f"  {way}" for way in document.get("would_fit", ())),
         ]
     )
+
+
+def memory_line(memory: dict[str, Any]) -> str:
+    """The three figures of the rank that needs most, and how likely they are to be too small."""
+    three = ", ".join(f"{name} {format_bytes(memory[f'{name}_bytes'])}" for name in ("allocated", "reserved", "device"))
+    low, high = (format_bytes(memory[f"device_{p}_bytes"]) for p in ("p10", "p90"))
+    return (
+        f"{three} ({low} to {high} with a probability of 80%); out of memory with one of "
+        f"{format_percent(memory['oom_probability'])}"
+    )
+
+
+def time_lines(chosen: dict[str, Any]) -> list[str]:
+    """The predicted step and where its seconds go; nothing where none is predicted."""
+    seconds = chosen["step_seconds"]
+    if seconds is None:
+        return []
+    parts = [f"{name} {format_seconds(spent)}" for name, spent in chosen["step_parts"].items() if spent]
+    low, high = (format_seconds(chosen[f"step_{p}_seconds"]) for p in ("p10", "p90"))
+    return [
+        f"  a step: {format_seconds(seconds)}, {low} to {high} with a probability of 80%; "
+        f"{chosen['tokens_per_second_per_device']:,.0f} tokens/s a device, mfu {format_percent(chosen['mfu'])}",
+        f"  of it: {', '.join(parts)}",
+    ]
 
 
 def _collective_line(record: dict[str, Any]) -> str:

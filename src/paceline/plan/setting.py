@@ -7,9 +7,13 @@ from typing import Literal
 import msgspec
 
 from paceline.cluster.device import Device, Link, ProductType
+from paceline.cluster.measured import Fit
 from paceline.model.flop import Recompute
 from paceline.model.spec import ModelSpec
+from paceline.optim.config import OptimizerSection
+from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.layout import Layout
+from paceline.parallel.offload.config import NO_OFFLOAD, OffloadConfig
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zero-bubble-2p", "zbv", "dualpipev"]
 
@@ -21,7 +25,14 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     link: between devices of a node; fabric: between nodes, bytes/s of one device; None where there is only one.
     precision: element type of the products. zero_stage: 0 where nothing is sharded over the data ranks.
     stages_per_rank: of an interleaved schedule. first_layers, last_layers: blocks fewer on the first and last stage.
+    layers: blocks of each stage of the model, where they are known; else they are as even as they go.
+    parameter_dtype, offload, ddp, optimizer: as a job of ours sets them.
     fused_attention: scores are never written to memory. software: key of the software generation (`plan/software`).
+    fits: measured times of collectives of this very cluster; what they cover they say better than link and fabric.
+    recipe: how numbers of 8 and 4 bits are scaled, where the source says. gradient_bytes: of an element on the wire between
+        data ranks; 0: as the generation does. tensor_overlap: tensor exchanges run beside products; None: as it does.
+    recomputed: what `selective` computes anew. recomputed_layers: the share of blocks that `full` covers.
+    memory_habits: key of what the software keeps (`plan/memory_habits.toml`) where it is not that of `software`.
     assumed: what the source does not say and was assumed, in words, each with its reason.
     """
 
@@ -49,7 +60,19 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     compile: bool = False
     loss_chunk_tokens: int = 0
     reduce_every_microbatch: bool = False
+    recipe: Literal["", "tensorwise", "rowwise", "mx"] = ""
+    recomputed: Literal["elementwise", "attention", "every other product", "mlp"] = "elementwise"
+    recomputed_layers: float = 1.0
+    gradient_bytes: int = 0
+    tensor_overlap: bool | None = None
     software: str = "paceline"
+    memory_habits: str = ""
+    layers: tuple[int, ...] = ()
+    parameter_dtype: Literal["fp32", "bf16"] = "fp32"
+    offload: OffloadConfig = NO_OFFLOAD
+    ddp: DdpConfig = DdpConfig()
+    optimizer: OptimizerSection = OptimizerSection()
+    fits: tuple[Fit, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @property
@@ -77,11 +100,27 @@ class StepTime(msgspec.Struct, frozen=True):
     detail: dict[str, float]
 
 
+class StageMemory(msgspec.Struct, frozen=True):
+    """Bytes of the ranks that hold one place of the pipeline: parts, and the three sums of `DeviceMemory`.
+
+    `parts` add up to `device_bytes`. `peak` is the moment of the step at which most is allocated.
+    """
+
+    stage: int
+    parts: dict[str, int]
+    peak: Literal["loss", "backward", "update"]
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+
+
 class DeviceMemory(msgspec.Struct, frozen=True):
     """Predicted peak of the rank that needs most, in bytes.
 
     allocated: of tensors. reserved: what the allocator took for them. device: what the device reports as used, with the
-    context and the buffers of communicators. Each with the range that holds for 80% of runs.
+    context and the buffers of communicators. Each lies within its `spread` (P10 and P90 as shares of the figure) for 80%
+    of runs; `oom_probability` is that of needing more than the device has.
+    `stages` are the places of the pipeline that were weighed, `stage` the one that needs most.
     """
 
     allocated_bytes: int
@@ -91,3 +130,6 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     device_p90_bytes: int
     parts: dict[str, int]
     stage: int
+    spread: tuple[float, float] = (1.0, 1.0)
+    oom_probability: float = 0.0
+    stages: tuple[StageMemory, ...] = ()

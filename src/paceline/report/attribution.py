@@ -85,12 +85,23 @@ def predicted_measured(run: Run, plan: Mapping[str, Any] | None) -> list[dict[st
         "mfu": _median_known([step.get("mfu") for step in steps]),
     }
     units = {"step_seconds": "seconds", "tokens_per_second_per_device": "tokens per second", "mfu": "share"}
-    rows += [
-        _row(name, units[name], float(chosen[name]), seen)
-        for name, seen in measured.items()
-        if isinstance(chosen.get(name), (int, float))
-    ]
+    for name, seen in measured.items():
+        if isinstance(chosen.get(name), (int, float)):
+            rows.append(_row(name, units[name], float(chosen[name]), seen))
+            rows += _step_rows(chosen, steps) if name == "step_seconds" else []
     return rows
+
+
+def _step_rows(chosen: Mapping[str, Any], steps: list[Entry]) -> list[dict[str, Any]]:
+    """The parts of a step as predicted, each beside its median over the measured steps."""
+    seen = step_parts(steps)
+    planned = {name: s for name, s in (chosen.get("step_parts") or {}).items() if isinstance(s, (int, float))}
+    names = [name for name in PARTS if name in planned or name in seen]
+    return [
+        _row(name, "seconds", planned.get(name), seen[name]["median_seconds"] if name in seen else None, "step_seconds")
+        for name in names
+        if planned.get(name) or (name in seen and seen[name]["median_seconds"])
+    ]
 
 
 def _planned_memory(run: Run, plan: Mapping[str, Any] | None) -> dict[str, float]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from paceline.report.charts import HALF_WIDTH, Chart, Line, line_chart
+from paceline.page.charts import HALF_WIDTH, Chart, Line, line_chart
+from paceline.page.render import format_loss, format_rate, render_page
 from paceline.report.ledger import LEDGER_PARTS
 from paceline.run.files import write_atomic
-from paceline.units import format_bytes, format_count, format_flop_rate, format_percent, format_seconds
 
 PART_NAMES = {
     "compute": ("Compute", "forward and backward of the steps that count"),
@@ -45,7 +42,7 @@ def render_comparison(documents: list[dict[str, Any]], rows: list[dict[str, Any]
         Line(run["name"], run["series"]["step"], run["series"]["loss"], f"series-{i % 6 + 1}")
         for i, run in enumerate(documents)
     ]
-    chart = line_chart("Loss", lines, y_format=_loss, y_label="nats") if lines else None
+    chart = line_chart("Loss", lines, y_format=format_loss, y_label="nats") if lines else None
     return _page("comparison.html", documents, runs=documents, rows=rows, chart=chart)
 
 
@@ -62,32 +59,9 @@ def write_report(run_dir: Path, document: Mapping[str, Any], path: Path | None =
     return target
 
 
-def embedded_json(document: Any) -> str:
-    """JSON that may stand in a `<script>`: no `</`, and no text that looks like an address."""
-    return json.dumps(document, allow_nan=False, separators=(",", ":")).replace("/", "\\/").replace("<", "\\u003c")
-
-
 def _page(template: str, document: Any, **values: Any) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("paceline.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        bytes=_or_dash(format_bytes),
-        count=_or_dash(format_count),
-        flop_rate=_or_dash(format_flop_rate),
-        loss=_or_dash(_loss),
-        percent=_or_dash(format_percent),
-        rate=_or_dash(_rate),
-        seconds=_or_dash(_signed_seconds),
-        signed_percent=_or_dash(lambda share: f"{share * 100:+.1f}%"),
-        value=_value,
-    )
-    environment.globals.update(part_names=PART_NAMES, ledger_parts=LEDGER_PARTS)
-    return environment.get_template(template).render(data=embedded_json(document), **values)
+    shared = {"part_names": PART_NAMES, "ledger_parts": LEDGER_PARTS}
+    return render_page("paceline.report", template, document, shared, **values)
 
 
 def _charts(run: Mapping[str, Any]) -> list[Chart]:
@@ -104,11 +78,11 @@ def _charts(run: Mapping[str, Any]) -> list[Chart]:
         lines.append(Line("evaluation loss", xs, ys, "series-2", dots=True))
     typical = [] if run["tokens_per_second"] is None else [("mean", run["tokens_per_second"], "level-reference")]
     charts = [
-        line_chart("Loss", lines, y_format=_loss, y_label="nats", levels=levels, bands=bands, rules=rules),
+        line_chart("Loss", lines, y_format=format_loss, y_label="nats", levels=levels, bands=bands, rules=rules),
         line_chart(
             "Throughput",
             [Line("tokens/s", curves["step"], curves["tokens_per_second"], "series-3")],
-            y_format=_rate,
+            y_format=format_rate,
             y_label="tokens/s",
             from_zero=True,
             width=HALF_WIDTH,
@@ -139,31 +113,3 @@ def _spans(steps: list[int]) -> list[tuple[int, int]]:
             spans.append((step, step))
     return spans
 
-
-def _loss(value: float) -> str:
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.3g}"
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) < 1e6 else format_count(value)
-
-
-def _signed_seconds(seconds: float) -> str:
-    return f"-{format_seconds(-seconds)}" if seconds < 0 else format_seconds(seconds) if seconds else "0 s"
-
-
-def _or_dash(form: Any) -> Any:
-    return lambda value: "-" if value is None else form(value)
-
-
-def _value(value: Any) -> str:
-    """A value of a table: numbers readable, tables as `key value`."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_value(item)}" for key, item in value.items())
-    if isinstance(value, float):
-        return f"{value:,.6g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -30,6 +30,7 @@ _MAY_CHANGE_KEYS = (
     *LENGTHS,
     *("run.log_every", "run.eval_every", "run.record_samples", "run.dir", "run.name"),
     *("parallel.dp_replicate", "parallel.dp_shard", "parallel.cp", "parallel.tp", "parallel.pp"),
+    *("parallel.layout", "parallel.recompute"),
     *("parallel.zero_stage", "parallel.reduce_every"),
     *("parallel.bucket_bytes", "parallel.overlap", "parallel.reduce_dtype", "parallel.compile"),
     # Derived anew from the layout and the place; the global batch is what stays.

@@ -7,8 +7,10 @@ comparison. The embedding is a lookup, which moves numbers and multiplies none; 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
+from itertools import pairwise
 
 from paceline.model.flop import attention_flop_per_token, block_matmul_parameter_count
 from paceline.model.spec import ModelSpec
@@ -38,27 +40,52 @@ def balanced_layers(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{len(costs)} blocks cannot be cut into {stages} stages")
+    return _balanced(tuple(costs), stages)
+
+
+@lru_cache(maxsize=256)
+def _balanced(costs: tuple[float, ...], stages: int) -> tuple[int, ...]:
     before = [0.0]
     for cost in costs:
         before.append(before[-1] + cost)
+    limit = _least_dearest(before, stages) * (1 + 1e-9)
+    # Where a stage that begins at a block ends at the latest.
+    farthest = [bisect_right(before, before[first] + limit) - 1 for first in range(len(costs))]
 
     @cache
-    def best(first: int, parts: int) -> tuple[float, float, tuple[int, ...]]:
-        """Dearest stage, sum of squares and lengths of the blocks from `first` on in `parts` stages."""
+    def best(first: int, parts: int) -> tuple[float, float, tuple[int, ...]] | None:
+        """Dearest stage, sum of squares and lengths of the blocks from `first` on in `parts` stages; None: over the limit."""
         if parts == 1:
             whole = before[-1] - before[first]
-            return whole, whole**2, (len(costs) - first,)
+            return (whole, whole**2, (len(costs) - first,)) if whole <= limit else None
         found = None
-        for length in range(1, len(costs) - first - parts + 2):
-            own = before[first + length] - before[first]
-            dearest, squares, rest = best(first + length, parts - 1)
-            candidate = (max(own, dearest), own**2 + squares, (length, *rest))
+        for end in range(first + 1, min(farthest[first], len(costs) - parts + 1) + 1):
+            after = best(end, parts - 1)
+            if after is None:
+                continue
+            own = before[end] - before[first]
+            candidate = (max(own, after[0]), own**2 + after[1], (end - first, *after[2]))
             if found is None or candidate[:2] < found[:2]:
                 found = candidate
-        assert found is not None
         return found
 
-    return best(0, stages)[2]
+    found = best(0, stages)
+    assert found is not None
+    return found[2]
+
+
+def _least_dearest(before: Sequence[float], stages: int) -> float:
+    """The cost of the dearest stage where it is as cheap as can be, by halving the interval in which it lies."""
+    steps = [b - a for a, b in pairwise(before)]
+    low, high = max(max(steps), before[-1] / stages), before[-1]
+    for _ in range(60):
+        middle = (low + high) / 2
+        first = used = 0
+        while first < len(steps) and used <= stages:
+            first = max(first + 1, bisect_right(before, before[first] + middle) - 1)
+            used += 1
+        low, high = (low, middle) if first >= len(steps) and used <= stages else (middle, high)
+    return high
 
 
 def stage_costs(costs: Sequence[float], layers: Sequence[int]) -> list[float]:

@@ -34,11 +34,16 @@ class Action(NamedTuple):
 
 def order(config: PipelineConfig, microbatches: int) -> list[list[Action]]:
     """The actions of every rank, in the order of their running."""
+    return [order_of(config, rank, microbatches) for rank in range(config.ranks)]
+
+
+def order_of(config: PipelineConfig, rank: int, microbatches: int) -> list[Action]:
+    """The actions of one rank, in the order of their running."""
     actions = {
         "gpipe": _gpipe, "1f1b": _one_forward_one_backward, "interleaved-1f1b": _interleaved,
         "zero-bubble": _interleaved, "zbv": _v_shaped,
     }[config.schedule]  # fmt: skip
-    return [list(actions(config, rank, microbatches)) for rank in range(config.ranks)]
+    return list(actions(config, rank, microbatches))
 
 
 def _gpipe(config: PipelineConfig, rank: int, microbatches: int) -> Iterator[Action]:

@@ -15,7 +15,11 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.parallel.pipeline.config import PipelineConfig
-from paceline.parallel.pipeline.order import Action, order
+from paceline.parallel.pipeline.order import Action, order, order_of
+
+
+_KEEPS = {"F": 1, "B": -1, "I": 0, "W": -1}
+"""What a pass adds to the micro-batches that a stage keeps."""
 
 
 class StageSeconds(msgspec.Struct, frozen=True):
@@ -103,10 +107,18 @@ def peak_kept(config: PipelineConfig, microbatches: int, rank: int, per_stage: S
     Args:
         per_stage: what one micro-batch keeps in each stage of the model.
     """
-    most = now = 0
-    for stage, kind, _ in order(config, microbatches)[rank]:
-        now += {"F": 1, "B": -1, "W": -1}.get(kind, 0) * per_stage[stage]
-        most = max(most, now)
+    return peaks_kept(config, microbatches, rank, [per_stage])[0]
+
+
+def peaks_kept(config: PipelineConfig, microbatches: int, rank: int, kept: Sequence[Sequence[int]]) -> list[int]:
+    """`peak_kept` of several things that micro-batches keep, each at its own moment."""
+    now, most = [0] * len(kept), [0] * len(kept)
+    for stage, kind, _ in order_of(config, rank, microbatches):
+        turn = _KEEPS[kind]
+        for number, per_stage in enumerate(kept):
+            now[number] += turn * per_stage[stage]
+            if now[number] > most[number]:
+                most[number] = now[number]
     return most
 
 
@@ -142,11 +154,3 @@ def _arrival(
         travels = config.rank_of(need.stage) != config.rank_of(stage)
         arrivals.append(ended[need] + (transfer_seconds if travels else 0.0))
     return max(arrivals, default=0.0)
-
-
-def _alive(actions: Sequence[Action]) -> int:
-    most = now = 0
-    for action in actions:
-        now += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
-        most = max(most, now)
-    return most

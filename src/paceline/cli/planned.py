@@ -1,0 +1,51 @@
+"""`parallel.layout = "auto"`: the planner's choice as words of the command line, the same ones for every rank."""
+
+from __future__ import annotations
+
+from paceline.errors import PacelineError
+from paceline.job.load import Job
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from paceline.cluster.spec import Cluster
+
+
+def planned_words(job: Job) -> list[str]:
+    """`section.key=value` words of the layout that the planner chooses for the ranks of this run; none unless it is asked.
+
+    A worker's are those of the world that its launcher made, on nodes like its own.
+
+    Raises:
+        JobError: the job is wrong under every layout.
+        PacelineError: no layout fits.
+    """
+    if job.parallel.layout != "auto":
+        return []
+    from paceline.plan.search import search
+
+    cluster = _cluster(job)
+    found = search(job, cluster, shown=1)
+    if not found.ranked:
+        raise PacelineError(
+            f"no layout of {cluster.devices} ranks has memory for this job",
+            key="parallel.layout",
+            values={"ranks": cluster.devices},
+            hint="See paceline plan with the same words: it names what is nearest, and what would fit.",
+        )
+    keys = {**found.ranked[0].choice.keys(), "parallel.layout": "given"}
+    return [f"{key}={value}" for key, value in keys.items()]
+
+
+def _cluster(job: Job) -> Cluster:
+    import msgspec
+
+    from paceline.cluster.probe import probe_host
+    from paceline.cluster.spec import HERE, parse_cluster
+    from paceline.workers.environment import is_worker, ranks
+
+    here = parse_cluster(HERE, probe_host())
+    if not is_worker():
+        return msgspec.structs.replace(here, devices_per_node=int(job.launch.procs_per_node or here.devices))
+    world = ranks()
+    each = world.local_world_size
+    return msgspec.structs.replace(here, nodes=max(1, world.world_size // each), devices_per_node=each)

@@ -12,7 +12,7 @@ from paceline.cluster.spec import Cluster
 from paceline.errors import JobError, PacelineError
 from paceline.job.load import Job
 from paceline.parallel.layout import Layout
-from paceline.plan.search import FRONT_STEP, NEAR, Search, front_of, search, simplest_first
+from paceline.plan.search import FRONT_STEP, Search, front_of, search, simplest_first
 from paceline.plan.setting_of import setting_of
 from paceline.plan.space import Choice, Limits, divisors, fault, held_by, layouts, recomputes, styles
 from paceline.plan.weigh import Scale, Weighed
@@ -23,7 +23,7 @@ BIG = ("model.preset=llama3-8b", "batch.global_batch=64", "data.sequence_length=
 CASES = {
     "four H100": (("model.num_layers=4",), "1x4xh100-sxm", None),
     "two nodes": (("model.num_layers=3", "batch.global_batch=12"), "2x2xh100-sxm:ndr400", None),
-    "little memory": (("model.num_layers=4", "batch.global_batch=16"), "1x4xh100-sxm", 645 * MB),
+    "little memory": (("model.num_layers=4", "batch.global_batch=16"), "1x4xh100-sxm", 609 * MB),
     "kept degree": (("parallel.tp=2", "model.num_layers=4"), "1x4xh100-sxm", None),
     "three ranks": (("batch.global_batch=6", "model.num_layers=3"), "1x3xh100-sxm", None),
 }
@@ -63,12 +63,11 @@ def test_the_search_finds_what_trying_everything_finds(name: str) -> None:
     assert found.ranked[0].choice.layout == expected[0].choice.layout
     assert len(found.ranked) == min(8, len(best)), "as many layouts as are shown, or all that fit"
     step = FRONT_STEP * place.host.device_memory_bytes
-    front = front_of(tried, step)
-    assert len(found.front) == len(front) or len(found.front) > 1
-    for ours, theirs in zip(found.front, front, strict=False):
-        assert ours.seconds <= theirs.seconds * (1 + NEAR) and ours.memory_bytes <= theirs.memory_bytes + step
+    for w in tried:
+        assert any(f.seconds <= w.seconds and f.memory_bytes <= w.memory_bytes + step for f in found.front), w.choice
+    assert front_of(list(found.front), step) == list(found.front)
     if memory is not None:
-        assert any("are there" in r.reason for r in found.rejections.listed()), "the case is to have misfits"
+        assert any("needs more than" in r.reason for r in found.rejections.listed()), "the case is to have misfits"
 
 
 @pytest.mark.parametrize(
@@ -107,12 +106,11 @@ def test_the_setting_of_a_choice_is_that_of_its_resolved_job() -> None:
 
 
 def test_a_rule_of_the_search_refuses_what_the_job_refuses() -> None:
-    task = job("model.num_heads=6", "model.num_kv_heads=2", "model.dim=96", "data.sequence_length=24", "model.num_layers=5",
-               "batch.global_batch=12", "parallel.cp_method=alltoall")  # fmt: skip
+    task = job("model.num_heads=6", "model.num_kv_heads=2", "model.dim=96", "data.sequence_length=20", "model.num_layers=5",
+               "batch.global_batch=6", "parallel.cp_method=alltoall")  # fmt: skip
     place = cluster("1x12xh100-sxm")
-    scale = Scale(job("model.num_heads=6", "model.num_kv_heads=2", "model.dim=96"), place)
-    limits, held = Limits.of(scale.base.spec, task), held_by(task)
     scale = Scale(task, place)
+    limits, held = Limits.of(scale.base.spec, task), held_by(task)
     seen = set()
     for layout in layouts(12):
         # cp_method has an effect, and so is accepted, under cp alone.
@@ -131,12 +129,12 @@ def test_a_rule_of_the_search_refuses_what_the_job_refuses() -> None:
 
 
 def test_counts_of_rejections_add_up_and_each_has_an_example() -> None:
-    found = search(job(*BIG), cluster("1x8xh100-sxm"))
+    found = search(job(*BIG), cluster("8x8xh100-sxm:ndr400"))
     listed = found.rejections.listed()
     pool_size = found.choices
     assert sum(r.count for r in listed if r.of == "choices") + len(found.ranked) == pool_size
     refused = sum(r.count for r in listed if r.of == "layouts")
-    assert 0 < refused < found.layouts == sum(1 for _ in layouts(8))
+    assert 0 < refused < found.layouts == sum(1 for _ in layouts(64))
     assert all(r.example and r.reason and r.layout for r in listed)
 
 

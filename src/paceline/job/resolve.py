@@ -133,7 +133,13 @@ def resolve_here(job: Job) -> Resolved:
 
 
 def resolve_job(
-    job: Job, world_size: int, host: Host, train_samples: int | None = None, *, ranks_per_host: int | None = None
+    job: Job,
+    world_size: int,
+    host: Host,
+    train_samples: int | None = None,
+    *,
+    ranks_per_host: int | None = None,
+    derive: bool = True,
 ) -> Resolved:
     """Resolve every derived value.
 
@@ -143,6 +149,7 @@ def resolve_job(
         host: the machine under each rank.
         train_samples: samples of one epoch, where known.
         ranks_per_host: ranks that share a host's memory where they run on its processor; all of them unless given.
+        derive: whether to say where each value comes from; a search asks for thousands and shows one.
 
     Raises:
         JobError: the job contradicts itself or the number of ranks.
@@ -206,7 +213,7 @@ def resolve_job(
             Derivation("parallel.offload", transforms.offload.place, describe_offload(transforms.offload)),
             Derivation("transforms", *describe_order(transforms, compiled, strategies(layout))),
             *([Derivation("parallel.pp_layers", *describe_pipeline(pipeline, batch.accumulation))] if layout.pp > 1 else []),
-        ),
+        ) if derive else (),
     )  # fmt: skip
 
 

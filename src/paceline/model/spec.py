@@ -75,6 +75,7 @@ def catalog_names() -> list[str]:
     return sorted(path.stem for path in CATALOG.glob("*.toml"))
 
 
+@lru_cache(maxsize=64)
 def catalog_entry(preset: str) -> CatalogEntry:
     """The catalogue file of a preset, the architecture of the one it extends below its own.
 

@@ -6,6 +6,7 @@ Imports no torch. `plan` prints it, `train` records it beside the measured peak 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from paceline.parallel.layout import Layout
 from paceline.parallel.offload.cost import resident_moments_bytes
 from paceline.parallel.pipeline.config import NO_PIPELINE, PipelineConfig
 from paceline.parallel.pipeline.cost import border_traffic, own_parameters
-from paceline.parallel.pipeline.player import peak_kept
+from paceline.parallel.pipeline.player import peaks_kept
 from paceline.parallel.precision.config import ELEMENT_BYTES
 from paceline.parallel.recompute.cost import peak_bytes
 from paceline.parallel.registry import strategies
@@ -83,8 +84,13 @@ class RankMemory(msgspec.Struct, frozen=True):
 
 def parameter_sizes(spec: ModelSpec, element_bytes: int, tp: int = 1, tp_rank: int = 0) -> list[ParameterSize]:
     """Trainable parameters of a catalogue model in the module's order, as a rank of `tp` holds them before sharding."""
+    return list(_parameter_sizes(spec, element_bytes, tp, tp_rank))
+
+
+@lru_cache(maxsize=64)
+def _parameter_sizes(spec: ModelSpec, element_bytes: int, tp: int, tp_rank: int) -> tuple[ParameterSize, ...]:
     boxes = [(p, placement(p, spec, tp, tp_rank).box.shape) for p in parameters(spec)]
-    return [ParameterSize(p.name, math.prod(s), element_bytes, rows=s[0], unit=p.layer) for p, s in boxes]
+    return tuple(ParameterSize(p.name, math.prod(s), element_bytes, rows=s[0], unit=p.layer) for p, s in boxes)
 
 
 def layout_cost(
@@ -183,16 +189,23 @@ def rank_memory(
     context: ContextConfig = DEFAULT_CONTEXT,
     pipeline: PipelineConfig = NO_PIPELINE,
     pp_rank: int = 0,
+    states: dict[tuple[int, bool, bool], tuple[StateBytes, int]] | None = None,
 ) -> RankMemory:
-    """Memory of each rank for a catalogue model under a layout; under a pipeline, of those with the stages of `pp_rank`."""
+    """Memory of each rank for a catalogue model under a layout; under a pipeline, of those with the stages of `pp_rank`.
+
+    Args:
+        states: what ranks keep by their blocks and ends, for callers that ask for all ranks of a pipeline.
+    """
     element_bytes = weight_bytes(precision)
-    # The last rank has most rows of a vocabulary that does not divide.
-    sizes = parameter_sizes(spec, element_bytes, tensor.degree, tensor.degree - 1)
-    tensors = len(parameters(spec))
-    if layout.pp > 1:
-        sizes = own_parameters(sizes, pipeline, pp_rank, spec.tie_embeddings)
-        tensors = len(sizes)
-    state = layout_cost(sizes, layout, optimizer, ddp, fsdp, batch.accumulation).state
+    alike = _ends(pipeline, pp_rank)
+    states = {} if states is None else states
+    if alike not in states:
+        # The last rank has most rows of a vocabulary that does not divide.
+        sizes = parameter_sizes(spec, element_bytes, tensor.degree, tensor.degree - 1)
+        if layout.pp > 1:
+            sizes = own_parameters(sizes, pipeline, pp_rank, spec.tie_embeddings)
+        states[alike] = layout_cost(sizes, layout, optimizer, ddp, fsdp, batch.accumulation).state, len(sizes)
+    state, tensors = states[alike]
     staging = staging_bytes(state, layout) if device_kind == "cpu" else 0
     state = transformed_state(state, transforms, tensors, element_bytes)
     alive = _alive(pipeline, batch.accumulation, pp_rank)
@@ -227,6 +240,13 @@ def rank_memory(
     )
 
 
+def _ends(pipeline: PipelineConfig, pp_rank: int) -> tuple[int, bool, bool]:
+    """What tells the state of a rank of a pipeline from that of others: its blocks, and whether it has an end."""
+    stages = pipeline.stages_of(pp_rank)
+    blocks = sum(pipeline.layers[stage] for stage in stages) if pipeline.layers else 0
+    return blocks, 0 in stages, pipeline.num_stages - 1 in stages
+
+
 class _Alive(NamedTuple):
     """What a rank keeps at once under a pipeline: blocks of all micro-batches, micro-batches, and those before the loss."""
 
@@ -235,12 +255,13 @@ class _Alive(NamedTuple):
     ends: int
 
 
+@lru_cache(maxsize=4096)
 def _alive(pipeline: PipelineConfig, microbatches: int, pp_rank: int) -> _Alive:
     if pipeline.ranks == 1:
         return _Alive(0, 1, 1)
     last = [0] * (pipeline.num_stages - 1) + [1]
     counts = (pipeline.layers, [1] * pipeline.num_stages, last)
-    return _Alive(*(peak_kept(pipeline, microbatches, pp_rank, per_stage) for per_stage in counts))
+    return _Alive(*peaks_kept(pipeline, microbatches, pp_rank, counts))
 
 
 def _of_stages(activations: ActivationBytes, logits: int, alive: _Alive) -> tuple[ActivationBytes, int]:
@@ -266,8 +287,11 @@ def stage_memories(
     **settings: Any,
 ) -> list[RankMemory]:
     """`rank_memory` of each rank of a pipeline; one where there is none."""
+    states: dict[tuple[int, bool, bool], tuple[StateBytes, int]] = {}
     return [
-        rank_memory(spec, layout, batch, optimizer, ddp, fsdp, pipeline=pipeline, pp_rank=pp_rank, **settings)
+        rank_memory(
+            spec, layout, batch, optimizer, ddp, fsdp, pipeline=pipeline, pp_rank=pp_rank, states=states, **settings
+        )
         for pp_rank in range(pipeline.ranks)
     ]
 

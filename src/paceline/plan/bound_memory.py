@@ -9,108 +9,150 @@ from typing import Any
 import msgspec
 
 from paceline.loss.cost import auto_chunk_tokens
-from paceline.model.flop import activation_bytes
+from paceline.model.flop import ActivationBytes, activation_bytes, block_matmul_parameter_count
 from paceline.model.spec import ModelSpec, parameters
+from paceline.parallel.config import ParallelSection
 from paceline.parallel.layout import Layout
 from paceline.parallel.memory import CONTEXT_BYTES, RESERVE_SHARE, loss_peak_bytes
 from paceline.parallel.precision.config import ELEMENT_BYTES
+from paceline.parallel.recompute.cost import peak_bytes
 from paceline.parallel.tensor.config import rank_spec
 from paceline.plan.setting import Setting
 from paceline.plan.space import Style
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """Parameters of a decoder: of one block, and of what is outside of blocks."""
+    """Parameters of a decoder: of one block, of all that is outside of blocks, and of its tables at the beginning."""
 
     layers: int
     block: int
     ends: int
+    table: int
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Sizes:
         held = parameters(spec)
         block = sum(math.prod(p.shape) for p in held if p.layer == 0)
-        return cls(spec.num_layers, block, sum(math.prod(p.shape) for p in held if p.layer is None))
+        table = sum(math.prod(p.shape) for p in held if p.role in ("embedding", "position_embedding"))
+        return cls(spec.num_layers, block, sum(math.prod(p.shape) for p in held if p.layer is None), table)
 
 
 class MemoryBound:
     """Memory of the choices of one job. `moments`: bytes of the optimizer's moments that stay on a device, per parameter."""
 
-    def __init__(self, setting: Setting, device_kind: str, moments: int) -> None:
+    def __init__(self, setting: Setting, parallel: ParallelSection, device_kind: str, moments: int) -> None:
         self.setting, self.kind, self.moments = setting, device_kind, moments
         self.sizes = Sizes.of(setting.spec)
         self.width = ELEMENT_BYTES[setting.precision]
         self.weight = 8 if setting.precision == "fp64" else 4
         self.gathered = 2 if setting.precision in ("bf16", "fp16") else self.weight
-        self._kept: dict[tuple[int, int, str], tuple[float, float]] = {}
-        self._logits: dict[tuple[int, int, int], float] = {}
+        self.reduced = 2 if parallel.reduce_dtype == "bf16" else self.weight
+        self.residual = 2 if parallel.parameter_dtype == "bf16" else self.weight
+        self.split = parallel.sequence_parallel
+        self._kept: dict[tuple[int, int, int, str, bool], float] = {}
+        self._blocks: dict[tuple[int, int, str], float] = {}
 
     def bytes(self, layouts: list[Layout], ways: list[Style], counts: dict[int, int], again: list[Any]) -> Any:
         """Array over (layout, style, micro-batch, recomputation).
 
         Args:
-            layouts: of equal `pp`.
+            layouts: of equal `pp`, all sharded or none.
             counts: micro-batches of a step by the size of one.
         """
         import numpy as np
 
         pp = layouts[0].pp
-        size = np.array(list(counts), dtype=float)[None, None, :, None]
-        count = np.array(list(counts.values()), dtype=float)[None, None, :, None]
-        state = self._state(np, layouts, ways, count)
-        kept = np.array([[self._activations(x, r) for r in again] for x in layouts])[:, None, None, :, :]
+        held = Held(np, layouts, ways, counts)
         if pp == 1:
-            tail = np.array([[[self._logits_of(x, b)] for b in counts] for x in layouts])[:, None]
-            grown = size * (kept[..., 0] * self.sizes.layers + kept[..., 1]) + tail
-        else:
-            alive = np.array([[_alive(w, pp, m) for m in counts.values()] for w in ways], dtype=float)[None, :, :, None]
-            blocks = np.array([max(1, self.sizes.layers // (pp * w.stages_per_rank)) for w in ways])[None, :, None, None]
-            grown = size * kept[..., 0] * alive * blocks
-        return state + (1 + RESERVE_SHARE[self.kind]) * grown + CONTEXT_BYTES[self.kind]
+            kept = [[[self._whole(x, b, r) for r in again] for b in counts] for x in layouts]
+            grown = np.array(kept)[:, None]
+            state = self._state(held, self.sizes.layers, self.sizes.ends)
+            return state + (1 + RESERVE_SHARE[self.kind]) * grown + CONTEXT_BYTES[self.kind]
+        per_block = np.array([[self._per_block(x, r) for r in again] for x in layouts])[:, None, None, :]
+        copies = np.array([[self._copies(x)] for x in layouts])[:, None, None, :]
+        size = np.array(list(counts), dtype=float)[None, None, :, None]
+        most = 0.0
+        for fullest in (False, True):
+            alive = np.array([[self._alive_blocks(w, pp, m, fullest) for m in counts.values()] for w in ways], dtype=float)
+            grown = (1 + RESERVE_SHARE[self.kind]) * (size * per_block + copies) * alive[None, :, :, None]
+            blocks = -(-self.sizes.layers // pp) if fullest else self.sizes.layers // pp
+            most = np.maximum(most, grown + self._state(held, blocks, 0 if fullest else self.sizes.table))
+        return most + CONTEXT_BYTES[self.kind]
 
-    def local(self, np: Any, layouts: list[Layout]) -> Any:
-        """Parameters of a rank before sharding; of a pipeline, of the rank that holds the least."""
-        pp = layouts[0].pp
-        whole = self.sizes.layers // pp * self.sizes.block + (self.sizes.ends if pp == 1 else 0)
-        return whole / column(np, [x.tp for x in layouts])
+    def _state(self, held: Held, blocks: int, ends: int) -> Any:
+        """Weights, gradients, moments, whole copies and buffers of a rank with so many blocks and so much outside of them."""
+        np, own = held.np, self.weight
+        block, outer = self.sizes.block / held.tp, ends / held.tp
+        local = blocks * block + outer
+        if not held.sharded:
+            return 2 * own * local + self.moments * local
+        first = held.zero == 1
+        keeps = first & (held.count > 1)
+        gradients = np.where(keeps, local, local / held.shards)
+        unit = np.maximum(self.gathered * block, own * outer)
+        gathered = np.where(
+            held.zero == 3, own * outer + 2 * self.gathered * block, blocks * self.gathered * block + own * outer + unit
+        )
+        reduced = np.where(keeps, self.reduced * block, (self.reduced + self.gathered) * block)
+        buffers = np.where(keeps, 0.0, own * outer) + np.maximum(reduced, self.reduced * outer)
+        return (own + self.moments) * local / held.shards + own * gradients + gathered + buffers
 
-    def _state(self, np: Any, layouts: list[Layout], ways: list[Style], count: Any) -> Any:
-        local, shards = self.local(np, layouts), column(np, [x.shards for x in layouts])
-        moments = self.moments * local / shards
-        if layouts[0].dp_shard == 1:
-            return 2 * self.weight * local + moments
-        zero = np.array([w.zero_stage for w in ways])[None, :, None, None]
-        whole = np.where((zero == 1) & (count > 1), 1.0, 1 / shards)
-        block = self.sizes.block / column(np, [x.tp for x in layouts])
-        gathered = self.gathered * np.where(zero == 3, np.minimum(2 * block, local), local)
-        return self.weight * local * (1 / shards + whole) + moments + gathered
+    def _alive_blocks(self, way: Style, ranks: int, microbatches: int, fullest: bool) -> int:
+        """Passes of a micro-batch through a block whose activations a rank keeps at the least: the first rank, or the
+        first one that certainly has as many blocks as any."""
+        stages = ranks * way.stages_per_rank
+        floor, rest = divmod(self.sizes.layers, stages)
+        if not fullest or not rest or way.stages_per_rank > 1:
+            return max(1, floor) * _alive(way, ranks, 0, microbatches)
+        return (floor + 1) * _alive(way, ranks, stages - rest, microbatches)
 
-    def _activations(self, layout: Layout, recompute: Any) -> tuple[float, float]:
-        """Bytes that one sequence keeps on a rank: of a block, and outside of all blocks."""
+    def _per_block(self, layout: Layout, recompute: Any) -> float:
+        """Bytes that one sequence keeps of a block on a rank."""
         key = (layout.tp, layout.cp, recompute)
+        if key not in self._blocks:
+            self._blocks[key] = float(self._activations(layout, 1, recompute).per_layer)
+        return self._blocks[key]
+
+    def _copies(self, layout: Layout) -> float:
+        """Bytes of 16-bit copies of a block's weights, which each pass of a micro-batch makes where none are gathered."""
+        if layout.dp_shard > 1 or self.width >= self.residual:
+            return 0.0
+        return self.width * block_matmul_parameter_count(rank_spec(self.setting.spec, layout.tp))
+
+    def _whole(self, layout: Layout, microbatch: int, recompute: Any) -> float:
+        """Activations and logits of a micro-batch on a rank without a pipeline, at the peak of a step."""
+        key = (layout.tp, layout.cp, microbatch, recompute, layout.dp_shard > 1)
         if key not in self._kept:
             s = self.setting
-            split = s.sequence_length % (layout.cp * layout.tp) == 0 and layout.tp > 1
-            found = activation_bytes(
-                rank_spec(s.spec, layout.tp), 1, s.sequence_length, self.width, recompute=recompute,
-                residual_bytes=self.weight, stream_ranks=layout.tp if split else 1, sequence_ranks=layout.cp,
-                blocks_in_dtype=True,
-            )  # fmt: skip
-            self._kept[key] = (float(found.per_layer), float(found.head))
+            kept = self._activations(layout, microbatch, recompute)
+            tokens = microbatch * s.sequence_length // layout.cp
+            chunk = auto_chunk_tokens(tokens, s.spec.vocab_size, self.kind)
+            sizes = {0, chunk or s.loss_chunk_tokens or tokens}
+            spec = rank_spec(s.spec, layout.tp)
+            logits = min(loss_peak_bytes(spec, kept, tokens, self.width, size) for size in sizes)
+            self._kept[key] = float(peak_bytes(kept, recompute, logits) + logits)
         return self._kept[key]
 
-    def _logits_of(self, layout: Layout, microbatch: int) -> float:
-        key = (layout.tp, layout.cp, microbatch)
-        if key not in self._logits:
-            s = self.setting
-            spec = rank_spec(s.spec, layout.tp)
-            tokens = microbatch * s.sequence_length // layout.cp
-            kept = activation_bytes(spec, microbatch, s.sequence_length, self.width, sequence_ranks=layout.cp)
-            chunk = auto_chunk_tokens(tokens, s.spec.vocab_size, self.kind)
-            whole = loss_peak_bytes(spec, kept, tokens, self.width, 0)
-            chunked = loss_peak_bytes(spec, kept, tokens, self.width, chunk or s.loss_chunk_tokens or tokens)
-            self._logits[key] = float(min(whole, chunked))
-        return self._logits[key]
+    def _activations(self, layout: Layout, microbatch: int, recompute: Any) -> ActivationBytes:
+        s = self.setting
+        split = self.split is not False and layout.tp > 1 and s.sequence_length % (layout.cp * layout.tp) == 0
+        return activation_bytes(
+            rank_spec(s.spec, layout.tp), microbatch, s.sequence_length, self.width, recompute=recompute,
+            residual_bytes=self.residual, stream_ranks=layout.tp if split else 1, sequence_ranks=layout.cp,
+            blocks_in_dtype=layout.dp_shard > 1 or layout.pp > 1,
+        )  # fmt: skip
+
+
+class Held:
+    """What a group of choices is told apart by, as arrays over (layout, style, micro-batch, recomputation)."""
+
+    def __init__(self, np: Any, layouts: list[Layout], ways: list[Style], counts: dict[int, int]) -> None:
+        self.np = np
+        self.sharded = layouts[0].dp_shard > 1
+        self.tp = column(np, [x.tp for x in layouts])
+        self.shards = column(np, [x.shards for x in layouts])
+        self.zero = np.array([w.zero_stage for w in ways])[None, :, None, None]
+        self.count = np.array(list(counts.values()), dtype=float)[None, None, :, None]
 
 
 def column(np: Any, values: list[int]) -> Any:
@@ -118,11 +160,11 @@ def column(np: Any, values: list[int]) -> Any:
     return np.array(values, dtype=float)[:, None, None, None]
 
 
-def _alive(way: Style, ranks: int, microbatches: int) -> int:
-    """Passes of a micro-batch through a stage whose activations the first rank of a pipeline keeps at the least."""
-    per_rank = way.stages_per_rank
+def _alive(way: Style, ranks: int, rank: int, microbatches: int) -> int:
+    """Passes of a micro-batch through a stage whose activations a rank of a pipeline keeps at the least."""
+    per_rank, after = way.stages_per_rank, ranks - 1 - rank
     most = {
-        "gpipe": microbatches, "1f1b": ranks, "interleaved-1f1b": (per_rank - 1) * ranks + 2 * (ranks - 1) + 1,
+        "gpipe": microbatches, "1f1b": after + 1, "interleaved-1f1b": (per_rank - 1) * ranks + 2 * after + 1,
         "zero-bubble": per_rank * ranks, "zbv": 2 * ranks if microbatches >= 2 * ranks else min(ranks, microbatches),
     }[way.schedule]  # fmt: skip
     return min(most, microbatches * per_rank)

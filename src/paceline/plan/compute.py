@@ -88,7 +88,7 @@ class Rates(msgspec.Struct, frozen=True):
         rate = rate_at(curve_of(self.device, kind), flop) * filled(m, n, self.device.units)
         if self.device.units and (int(k) % 8 or int(n) % 8):
             rate *= UNALIGNED
-        return max(flop / rate * self.factors.matmul, moved)
+        return max(flop / rate * self.factors.matmul / self.software.products, moved)
 
     def move(self, size_bytes: float) -> float:
         """Seconds to read and write so many bytes in all."""
@@ -211,7 +211,7 @@ def _attention(setting: Setting, rates: Rates) -> tuple[float, float]:
     peak = rates.device.peak[wide]
     if setting.fused_attention:
         flop = 4 * scores * spec.head_dim / 2
-        padded = spec.head_dim / (math.ceil(spec.head_dim / 64) * 64) * (0.8 if spec.head_dim <= 64 else 1.0)
+        padded = spec.head_dim / (math.ceil(spec.head_dim / 64) * 64) * (0.9 if spec.head_dim <= 64 else 1.0)
         share = padded * length / (length + SHORT_SEQUENCE)
         forward, backward = rates.software.attention_reached(rates.device.key)
         scale = rates.factors.matmul / (peak * share)

@@ -8,6 +8,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import Any
 
 import msgspec
@@ -139,7 +140,7 @@ class Search:
         moments = 0 if away else moments_bytes(optimizer, 1, 0, 8 if self.scale.base.precision == "fp64" else 4)
         parallel = self.job.parallel
         time = TimeBound(self.scale.setting, parallel.sequence_parallel, parallel.reduce_every)
-        memory = MemoryBound(self.scale.setting, self.scale.base.host.device_kind, moments)
+        memory = MemoryBound(self.scale.setting, parallel, self.scale.base.host.device_kind, moments)
         groups = Bounds(time, memory, self.limits, self.held, self.available).groups(allowed)
         kept = {layout for group in groups for layout in group.layouts}
         for layout in allowed:
@@ -160,22 +161,27 @@ class Search:
         return may[np.argsort(pool.seconds[may], kind="stable")]
 
     def walk(self, pool: Pool, order: Any, shown: int) -> dict[Layout, Weighed]:
-        """The best choice of each of the best layouts."""
+        """The best choice of each of the best layouts.
+
+        Choices come in the order of their predictions: one is taken when no other's prediction or bound is below its own.
+        """
         best: dict[Layout, Weighed] = {}
-        limit = float("inf")
-        for index in order:
-            if pool.seconds[index] > limit * (1 + NEAR):
-                break
-            choice = pool.choice(int(index))
-            step = self._step(choice)
-            known = best.get(choice.layout)
-            if step.seconds > limit * (1 + NEAR) or (known is not None and step.seconds >= known.seconds):
+        waiting: list[tuple[float, int, Choice]] = []
+        at, last = 0, len(order)
+        while at < last or waiting:
+            bound = float(pool.seconds[order[at]]) if at < last else float("inf")
+            if not waiting or waiting[0][0] > bound:
+                choice = pool.choice(int(order[at]))
+                if choice.layout not in best:
+                    heappush(waiting, (self._step(choice).seconds, at, choice))
+                at += 1
                 continue
-            weighed = self._weigh(choice)
+            seconds, _, choice = heappop(waiting)
+            if len(best) >= shown and seconds > (1 + NEAR) * min(w.seconds for w in best.values()):
+                break
+            weighed = None if choice.layout in best else self._weigh(choice)
             if weighed is not None:
                 best[choice.layout] = weighed
-                times = sorted(w.seconds for w in best.values())
-                limit = times[shown - 1] if len(times) >= shown else limit
         return best
 
     def complete_front(self, pool: Pool, order: Any, best: dict[Layout, Weighed]) -> list[Weighed]:

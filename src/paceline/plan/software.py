@@ -73,6 +73,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kernels: launches of one block's forward pass; a backward pass has twice as many.
     launch_seconds: the host's work for one of them; blocks whose kernels are shorter wait for it.
     step_seconds: what a step needs once, whatever its size.
+    products: share of the device's rate that products keep: some search for the fastest kernel of each shape, others take
+        what a rule of thumb says, with data layouts as they come.
     elementwise: bytes that norms, activations and sums move, over those of kernels that fuse all they can.
     accumulation_bytes: moved for one weight and micro-batch to add up its gradient; `fused_accumulation`: by the product
         itself. one_card: rings of all data ranks leave a node through one network card, as older software's did.
@@ -101,6 +103,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kernels: int = 30
     launch_seconds: float = 8e-6
     step_seconds: float = 5e-3
+    products: float = 1.0
     elementwise: float = 1.0
     accumulation_bytes: float = 8.0
     fused_accumulation: bool = False

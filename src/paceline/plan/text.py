@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.units import format_bytes, format_count, format_percent, format_seconds
+from paceline.units import format_bytes, format_percent, format_seconds
 
 WIDTH = 100
 
@@ -53,7 +53,7 @@ def describe_found(document: Mapping[str, Any]) -> str:
 def headline(chosen: Mapping[str, Any]) -> list[str]:
     """The chosen layout in a few lines."""
     run = chosen["run_seconds"]
-    rate = f"{format_count(chosen['tokens_per_second_per_device'])} tokens/s a device, mfu {format_percent(chosen['mfu'])}"
+    rate = f"{chosen['tokens_per_second_per_device']:,.0f} tokens/s a device, mfu {format_percent(chosen['mfu'])}"
     low, high = (format_seconds(chosen[f"step_{p}_seconds"]) for p in ("p10", "p90"))
     told = [
         f"chosen: {layout_words(chosen['layout'])}",
@@ -95,7 +95,7 @@ def layout_table(layouts: Sequence[Mapping[str, Any]]) -> list[str]:
         rows.append([
             short_words(entry["layout"]), format_seconds(entry["step_seconds"]),
             f"{format_seconds(entry['step_p10_seconds'])} to {format_seconds(entry['step_p90_seconds'])}",
-            format_count(entry["tokens_per_second_per_device"]), format_percent(entry["mfu"]), format_bytes(needed),
+            f"{entry['tokens_per_second_per_device']:,.0f}", format_percent(entry["mfu"]), format_bytes(needed),
             format_percent(1 - needed / entry["memory_available_bytes"]),
         ])  # fmt: skip
     return table(rows, right=(1, 3, 4, 5, 6))

@@ -118,7 +118,7 @@ class Scale:
         """
         return resolve_job(
             with_keys(self.job, choice.keys()), choice.layout.world_size, self.cluster.host,
-            ranks_per_host=self.cluster.devices_per_node,
+            ranks_per_host=self.cluster.devices_per_node, derive=False,
         )  # fmt: skip
 
     def weigh(self, choice: Choice, step: StepTime | None = None) -> Weighed | str:

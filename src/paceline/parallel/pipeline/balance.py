@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 from paceline.model.flop import attention_flop_per_token, block_matmul_parameter_count
@@ -40,6 +40,11 @@ def balanced_layers(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{len(costs)} blocks cannot be cut into {stages} stages")
+    return _balanced(tuple(costs), stages)
+
+
+@lru_cache(maxsize=256)
+def _balanced(costs: tuple[float, ...], stages: int) -> tuple[int, ...]:
     before = [0.0]
     for cost in costs:
         before.append(before[-1] + cost)

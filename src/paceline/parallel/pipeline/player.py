@@ -18,6 +18,10 @@ from paceline.parallel.pipeline.config import PipelineConfig
 from paceline.parallel.pipeline.order import Action, order, order_of
 
 
+_KEEPS = {"F": 1, "B": -1, "I": 0, "W": -1}
+"""What a pass adds to the micro-batches that a stage keeps."""
+
+
 class StageSeconds(msgspec.Struct, frozen=True):
     """Seconds of one micro-batch in one stage: forward, gradient of the input, gradients of the weights."""
 
@@ -103,10 +107,18 @@ def peak_kept(config: PipelineConfig, microbatches: int, rank: int, per_stage: S
     Args:
         per_stage: what one micro-batch keeps in each stage of the model.
     """
-    most = now = 0
+    return peaks_kept(config, microbatches, rank, [per_stage])[0]
+
+
+def peaks_kept(config: PipelineConfig, microbatches: int, rank: int, kept: Sequence[Sequence[int]]) -> list[int]:
+    """`peak_kept` of several things that micro-batches keep, each at its own moment."""
+    now, most = [0] * len(kept), [0] * len(kept)
     for stage, kind, _ in order_of(config, rank, microbatches):
-        now += {"F": 1, "B": -1, "W": -1}.get(kind, 0) * per_stage[stage]
-        most = max(most, now)
+        turn = _KEEPS[kind]
+        for number, per_stage in enumerate(kept):
+            now[number] += turn * per_stage[stage]
+            if now[number] > most[number]:
+                most[number] = now[number]
     return most
 
 
@@ -142,11 +154,3 @@ def _arrival(
         travels = config.rank_of(need.stage) != config.rank_of(stage)
         arrivals.append(ended[need] + (transfer_seconds if travels else 0.0))
     return max(arrivals, default=0.0)
-
-
-def _alive(actions: Sequence[Action]) -> int:
-    most = now = 0
-    for action in actions:
-        now += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
-        most = max(most, now)
-    return most

@@ -32,6 +32,9 @@ STANDARD_FABRICS = {"v100": "edr100", "a100": "hdr200", "h100": "ndr400", "h200"
                     "gh200": "ndr400", "b200": "ndr400", "gb200": "ndr400", "b300": "xdr800", "gb300": "xdr800"}  # fmt: skip
 """What joins the nodes of a device as its maker sells them: assumed where a run does not say."""
 
+MOST_LAYERS, MOST_WIDTH = 10_000, 1_000_000
+"""Beyond these a line has a slip in its figures."""
+
 VOCABULARIES = {"bigscience": 250_880}
 """Of sources that give one for all their runs: BigScience's tokenizer has 250 thousand entries, padded to 250,880."""
 
@@ -263,6 +266,8 @@ def _spec(model: Table, generation: Software, assumed: list[str], source: str) -
             raise _NotModelled("the number of layers is not published")
         layers = max(1, round((float(billions) * 1e9 - vocabulary * width) / (12 * width * width)))
         assumed.append(f"{layers} layers: not published, from {billions}e9 parameters")
+    if layers > MOST_LAYERS or width > MOST_WIDTH:
+        raise _NotModelled(f"{layers} layers of width {width} are no model's")
     ffn = _optional(model, "ffn") or (4 * width if not gated else _refuse("the width of the MLP is not published"))
     return ModelSpec(
         preset=str(model.get("name") or "unnamed"),
@@ -351,6 +356,7 @@ def _fabric(hardware: Table, found: Device, per_node: int, assumed: list[str]) -
     like = {"opa": "opa100", "roce": "roce400", "efa": "efa-p5", "eth": "eth100", "ib": "ndr400"}[kind]
     rate = hardware.get("inter_node_GBps_per_gpu")
     counted = re.search(r"(\d+)\s?x [^0-9]*(\d+)\s?Gb", words)
+    rate = rate or None
     if rate is None and counted is not None:
         rate = int(counted[1]) * int(counted[2]) / 8 / per_node
     if rate is None:
@@ -434,6 +440,8 @@ def _schedule(parallel: Table, layers: int, ranks: int, assumed: list[str]) -> t
         assumed.append(f"{chunks} stages a rank: not published, a block a stage")
     if not said:
         assumed.append(f"schedule {schedule}: not published")
+    if chunks * ranks > layers + 2 * ranks:
+        raise _NotModelled(f"{chunks} x {ranks} stages are more than {layers} layers fill")
     if schedule == "interleaved-1f1b" and chunks == 1:
         schedule = "1f1b"
     return schedule, chunks if schedule == "interleaved-1f1b" else 1

@@ -88,7 +88,7 @@ class TimeBound:
                 recompute=recompute, sequence_parallel=divides if self.split is None else self.split and layout.tp > 1,
             )  # fmt: skip
             block, head = block_pass(one, self.rates), head_pass(one, self.rates)
-            exposed = sum(tensor_seconds(one)) * (1 - self.generation.hidden.tensor)
+            exposed = max(0.0, sum(tensor_seconds(one)) * (1 - self.generation.hidden.tensor) - block.idle)
             exposed += sum(context_seconds(one)) * (1 - self.generation.hidden.context)
             self._pieces[key] = Piece(
                 block.forward + block.backward + exposed, block.weight_gradient, block.backward,
@@ -114,7 +114,8 @@ class TimeBound:
         gradient = s.gradient_bytes or self.generation.gradient_bytes
         if layouts[0].dp_shard == 1:
             reduce = 2 * (1 - 1 / replicas) * gradient / self._bus(np, tp, replicas)
-            hideable = np.minimum(blocks * unit * reduce, blocks * backward)
+            # Interleaved stages hide at most as many micro-batches' worth as there are ranks.
+            hideable = np.minimum(blocks * unit * reduce, blocks * backward * layouts[0].pp)
             return (blocks * unit + outer) * reduce - hideable * hidden.gradients
         stride = tp * shards
         gather = (1 - 1 / shards) * self.generation.weight_bytes / self._bus(np, tp, shards)

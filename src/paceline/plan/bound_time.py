@@ -29,13 +29,28 @@ ROUNDING = 1 - 1e-9
 
 class Piece(NamedTuple):
     """Seconds of one micro-batch: of a block with its exchanges, what of it makes gradients of weights, what of it is a
-    backward pass; of the head, all of it and its gradients of weights."""
+    backward pass, and while it waits for the host; of the head, all of it and its gradients of weights."""
 
     block: float
     block_weight: float
     block_backward: float
+    block_idle: float
     head: float
     head_weight: float
+
+
+class Exchanged(NamedTuple):
+    """Arrays over the choices of a group: micro-batches, seconds of a block's backward pass and of its waiting for the
+    host, weights of a block and outside of blocks, seconds to gather and to reduce one of them."""
+
+    np: Any
+    count: Any
+    backward: Any
+    waits: Any
+    unit: Any
+    outer: Any
+    gather: Any
+    reduce: Any
 
 
 class TimeBound:
@@ -65,7 +80,7 @@ class TimeBound:
         sizes = list(counts)
         for i, j, k in np.argwhere(wanted):
             pieces[i, 0, j, k] = self.piece(layouts[i], sizes[j], again[k])
-        block, block_weight, backward, head, head_weight = (pieces[..., n] for n in range(len(Piece._fields)))
+        block, block_weight, backward, waits, head, head_weight = (pieces[..., n] for n in range(len(Piece._fields)))
         count = np.array(list(counts.values()), dtype=float)[None, None, :, None]
         layers, pp = self.setting.spec.num_layers, layouts[0].pp
         whole = layers * block + head
@@ -76,7 +91,7 @@ class TimeBound:
             )[:, 0] for way in ways
         ], axis=1)  # fmt: skip
         together = count * slowest + idle
-        left = self._data(np, layouts, ways, count, backward) + self._update(np, layouts, ways)
+        left = self._data(np, layouts, ways, count, backward, waits) + self._update(np, layouts, ways)
         return (together + left + self.generation.step_seconds) * ROUNDING
 
     def piece(self, layout: Layout, microbatch: int, recompute: Recompute) -> Piece:
@@ -88,7 +103,8 @@ class TimeBound:
             exposed = sum(tensor_seconds(one)) * (1 - self.generation.hidden.tensor) if layout.tp > 1 else 0.0
             exposed += sum(context_seconds(one)) * (1 - self.generation.hidden.context) if layout.cp > 1 else 0.0
             self._pieces[key] = Piece(
-                block.forward + block.backward + exposed, block.weight_gradient, block.backward,
+                block.forward + block.backward + max(0.0, exposed - block.idle), block.weight_gradient, block.backward,
+                block.idle,
                 head.forward + head.backward, head.weight_gradient,
             )  # fmt: skip
         return self._pieces[key]
@@ -123,7 +139,7 @@ class TimeBound:
             return (ranks - 1) * wait * (1.0 if way.schedule == "zero-bubble" else 0.5)
         return (whole - slowest) / way.stages_per_rank
 
-    def _data(self, np: Any, layouts: list[Layout], ways: list[Style], count: Any, backward: Any) -> Any:
+    def _data(self, np: Any, layouts: list[Layout], ways: list[Style], count: Any, backward: Any, waits: Any) -> Any:
         """Seconds of the exchange between data ranks that no arithmetic can hide."""
         s, hidden = self.setting, self.generation.hidden
         unit, outer = self._weights(np, layouts)
@@ -140,23 +156,25 @@ class TimeBound:
         reduce = (1 - 1 / shards) * gradient / self._bus(np, tp, shards)
         replicated = column(np, [x.dp_replicate for x in layouts])
         reduce = reduce + 2 * (1 - 1 / replicated) * gradient / shards / self._bus(np, stride, replicated)
-        rows = [self._sharded(np, way, unit, outer, blocks, count, gather, reduce, backward) for way in ways]
+        held = Exchanged(np, count, backward, waits, unit, outer, gather, reduce)
+        rows = [self._sharded(held, way, blocks) for way in ways]
         shape = np.broadcast_shapes(*(row.shape for row in rows))
         return np.stack([np.broadcast_to(row, shape)[:, 0] for row in rows], axis=1)
 
-    def _sharded(
-        self, np: Any, way: Style, unit: Any, outer: Any, blocks: int, count: Any, gather: Any, reduce: Any, backward: Any
-    ) -> Any:
-        hidden = self.generation.hidden
+    def _sharded(self, held: Exchanged, way: Style, blocks: int) -> Any:
+        """Of shards: what a block and micro-batch wait for, less what the device waits for the host anyhow; and what a
+        step waits for once."""
+        hidden, np = self.generation.hidden, held.np
         left = 1 - hidden.weights
+        unit, outer, gather, reduce = held.unit, held.outer, held.gather, held.reduce
         if way.zero_stage >= 2:
             times = 2 if way.zero_stage == 3 else 1
             each = times * unit * gather * left + unit * reduce * (1 - hidden.gradients)
             # What is longer than the arithmetic beside it is not hidden at all.
-            each = np.maximum(each, unit * (times * gather + reduce) - 1.5 * backward)
-            return count * blocks * each + outer * (gather + reduce) + unit * gather
+            each = np.maximum(each, unit * (times * gather + reduce) - 1.5 * held.backward)
+            return held.count * blocks * np.maximum(0.0, each - held.waits) + outer * (gather + reduce) + unit * gather
         if self.every == "microbatch":
-            return count * blocks * unit * reduce * (1 - hidden.gradients)
+            return held.count * blocks * np.maximum(0.0, unit * reduce * (1 - hidden.gradients) - held.waits)
         return blocks * unit * (reduce * (1 - hidden.gradients) + gather * left)
 
     def _update(self, np: Any, layouts: list[Layout], ways: list[Style]) -> Any:

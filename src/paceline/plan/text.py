@@ -21,12 +21,12 @@ def table(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]
     return lines
 
 
-def wrapped(text: str, indent: str = "  ", first: str = "- ") -> list[str]:
-    """A sentence in lines of at most `WIDTH` columns."""
-    lines, line = [], indent[: len(indent) - len(first)] + first
+def wrapped(text: str, indent: str = "  ", first: str = "- ", width: int = WIDTH) -> list[str]:
+    """A sentence in lines of at most `width` columns, the first behind `first`, the others behind `indent`."""
+    lines, line = [], first
     start = len(line)
     for word in text.split():
-        if len(line) > start and len(line) + len(word) + 1 > WIDTH:
+        if len(line) > start and len(line) + len(word) + 1 > width:
             lines.append(line)
             line, start = indent, len(indent)
         line += word if len(line) == start else f" {word}"
@@ -119,7 +119,13 @@ def ties(tied: Mapping[str, Any] | None) -> list[str]:
         return []
     count = len(tied["layouts"])
     told = f"not ranked among each other: the first {count}, whose ranges overlap. A short trial tells them apart:"
-    return ["", *wrapped(told, indent="", first=""), *(f"  {command}" for command in tied["trials"])]
+    return ["", *wrapped(told, indent="", first=""), *(line for trial in tied["trials"] for line in command(trial))]
+
+
+def command(text: str) -> list[str]:
+    """A command over several lines, as a shell reads it."""
+    lines = wrapped(text, indent="      ", first="  ", width=WIDTH - 2)
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
 def parts(chosen: Mapping[str, Any]) -> list[str]:

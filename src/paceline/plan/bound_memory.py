@@ -98,7 +98,9 @@ class MemoryBound:
                 # The last stage of zbv is the first rank's.
                 ends = np.array([way.schedule != "zbv" for way in ways])[None, :, None, None]
                 grown = grown + ends * np.array([[[self._logits(x, b)] for b in counts] for x in layouts])[:, None]
-            blocks = np.array([sum(cut.layers[stage] for stage in cut.stages_of(rank)) for cut in cuts])[None, :, None, None]
+            blocks = np.array([sum(cut.layers[stage] for stage in cut.stages_of(rank)) for cut in cuts])[
+                None, :, None, None
+            ]
             kept = self._state(held, blocks, 0 if rank else self.sizes.table)
             most = np.maximum(most, kept + (1 + RESERVE_SHARE[self.kind]) * grown)
         return most + CONTEXT_BYTES[self.kind]

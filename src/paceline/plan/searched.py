@@ -62,7 +62,9 @@ def layout_record(weighed: Weighed, cluster: Cluster) -> dict[str, Any]:
         "fits": resolved.fits,
         **({} if resolved.fits else {"reason": misfit(resolved)}),
         "memory": {
-            "stages": [m.to_record() for m in resolved.stages], "heaviest": resolved.heaviest, **three_figures(resolved)
+            "stages": [m.to_record() for m in resolved.stages],
+            "heaviest": resolved.heaviest,
+            **three_figures(resolved),
         },
         "memory_available_bytes": resolved.memory_available_bytes,
         "checkpoint_bytes": checkpoint_size(resolved),

@@ -150,7 +150,9 @@ def front(points: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(points) < 2:
         return []
     rows = [["more memory free, for time", "step", "free"]]
-    rows += [[short_words(p["layout"]), format_seconds(p["step_seconds"]), format_bytes(p["headroom_bytes"])] for p in points]
+    rows += [
+        [short_words(p["layout"]), format_seconds(p["step_seconds"]), format_bytes(p["headroom_bytes"])] for p in points
+    ]
     return ["", *table(rows, right=(1, 2))]
 
 

@@ -35,7 +35,7 @@ def wrapped(text: str, indent: str = "  ", first: str = "- ", width: int = WIDTH
 
 def describe_found(document: Mapping[str, Any]) -> str:
     """The plan as text."""
-    lines = [f"cluster {document['cluster']}"]
+    lines = [*clusters(document.get("clusters", ())), f"cluster {document['cluster']}"]
     chosen = document["chosen"]
     if chosen is None:
         lines += nothing_fits(document)
@@ -62,6 +62,23 @@ def headline(chosen: Mapping[str, Any]) -> list[str]:
     if run is not None:
         told.append(f"  the run: {format_seconds(run)} of training" + money(chosen["cost"]))
     return told
+
+
+def clusters(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The best layout of each cluster beside those of the others; nothing where there is one."""
+    if not rows:
+        return []
+    told = [["cluster", "layout", "step", "run", "cost"]]
+    for row in rows:
+        if not row["fits"]:
+            told.append([row["cluster"], "nothing fits", "-", "-", "-"])
+            continue
+        run, cost = row["run_seconds"], row["cost"]
+        told.append([
+            row["cluster"], short_words(row["layout"]), format_seconds(row["step_seconds"]),
+            "-" if run is None else format_seconds(run), "-" if not cost else money(cost)[2:].removesuffix(" with failures"),
+        ])  # fmt: skip
+    return [*table(told, right=(2, 3, 4)), ""]
 
 
 def money(cost: Any) -> str:

@@ -1,4 +1,4 @@
-"""A line of published runs with a figure that cannot be keeps its place in the scoreboard, with a reason, and takes no time."""
+"""A line of published runs with a figure that cannot be keeps its place in the scoreboard, with a reason, in little time."""
 
 from __future__ import annotations
 

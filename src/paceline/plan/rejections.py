@@ -110,4 +110,4 @@ class Rejections:
 
 
 def _too_large(available_bytes: int) -> str:
-    return f"needs more than the {format_bytes(available_bytes)} of a rank"
+    return f"needs more than the {format_bytes(available_bytes)} that a plan fills of a rank"

@@ -24,7 +24,7 @@ from paceline.plan.refusals import nothing_runs
 from paceline.plan.rejections import Rejections
 from paceline.plan.setting import StepTime
 from paceline.plan.space import Choice, Held, Limits, fault, held_by, layouts
-from paceline.plan.weigh import Scale, Weighed
+from paceline.plan.weigh import Scale, Weighed, fillable_bytes
 
 SHOWN = 8
 """Layouts that are shown: the chosen one and its alternatives."""
@@ -102,7 +102,8 @@ class Search:
 
     def _available(self, cluster: Cluster) -> int:
         host = cluster.host
-        return host.memory_bytes // cluster.devices_per_node if host.device_kind == "cpu" else host.device_memory_bytes
+        each = host.memory_bytes // cluster.devices_per_node if host.device_kind == "cpu" else host.device_memory_bytes
+        return fillable_bytes(host.device_kind, each)
 
     def run(self, shown: int) -> Found:
         allowed = self._allowed()
@@ -232,7 +233,7 @@ class Search:
             found = self.scale.weigh(choice, self._step(choice))
             if isinstance(found, str):
                 self.rejections.refused(found, choice)
-            elif not found.resolved.fits:
+            elif not found.fits:
                 self.rejections.misfit(choice, found.memory_bytes, self.available)
                 found = ""
             self.met[choice] = found

@@ -201,7 +201,7 @@ def _played(setting: Setting) -> tuple[Play | None, int]:
 
 def _drawn(config: PipelineConfig, microbatches: int) -> int:
     """Micro-batches that are drawn: all, or as many as the page holds and the schedule takes."""
-    most = max(config.num_stages, MOST_PASSES // config.stages_per_rank)
+    most = max(config.ranks, MOST_PASSES // config.stages_per_rank)
     if microbatches <= most:
         return microbatches
     fitting = (m for m in range(most, 0, -1) if takes(config.schedule, config.ranks, config.stages_per_rank, m))

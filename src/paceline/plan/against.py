@@ -26,6 +26,10 @@ STEP = "step_seconds"
 CONVENTION: Convention = "causal"
 """How operations are counted for the guess that knows only the device; which does not matter, as it is the same for all."""
 
+FIGURES = ("measured", "predicted", "predicted_calibrated", "predicted_without_source", "relative_error", "p10", "p90",
+           "guess")  # fmt: skip
+"""Of a row, where it has them."""
+
 FAR_OFF = 0.25
 """Rows with a larger error are listed."""
 
@@ -109,16 +113,25 @@ def _share(rows: Sequence[Row], low: str, high: str) -> float | None:
 def _rows(run: PublishedRun, guess: float | None) -> list[Row]:
     about = {"id": run.id, "source": run.source, "device": run.device, "quality": run.quality, "strategy": run.strategy,
              "software": run.setting.software if run.setting else ""}  # fmt: skip
-    nothing = dict.fromkeys(("measured", "predicted", "predicted_calibrated", "predicted_without_source", "relative_error", "p10", "p90", "guess"))
+    nothing = dict.fromkeys(FIGURES)
     if run.setting is None:
         unsaid: Row = {**about, **nothing, "reason": run.reason, "assumed": []}
         return [{**unsaid, "quantity": q, "measured": run.measured.get(q)} for q in run.measured or (STEP,)]
     predicted = [row for predict in PREDICTORS for row in predict(run, run.setting)]
     if not predicted:
-        return [{**about, "quantity": STEP, **nothing, "reason": "nothing was measured that is predicted", "assumed": []}]
+        return [
+            {**about, "quantity": STEP, **nothing, "reason": "nothing was measured that is predicted", "assumed": []}
+        ]
     assumed = list(run.setting.assumed)
     return [
-        {**about, **nothing, "reason": None, **row, "guess": guess if row["quantity"] == STEP else None, "assumed": assumed}
+        {
+            **about,
+            **nothing,
+            "reason": None,
+            **row,
+            "guess": guess if row["quantity"] == STEP else None,
+            "assumed": assumed,
+        }
         for row in predicted
     ]
 

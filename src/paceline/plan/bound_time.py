@@ -142,6 +142,9 @@ class TimeBound:
     def _data(self, np: Any, layouts: list[Layout], ways: list[Style], count: Any, backward: Any, waits: Any) -> Any:
         """Seconds of the exchange between data ranks that no arithmetic can hide."""
         s, hidden = self.setting, self.generation.hidden
+        if s.fits:
+            # What was measured of a collective bounds it by no bandwidth; such clusters are small.
+            return np.zeros((len(layouts), len(ways), 1, 1))
         unit, outer = self._weights(np, layouts)
         blocks = math.floor(s.spec.num_layers / layouts[0].pp)
         tp, shards = column(np, [x.tp for x in layouts]), column(np, [x.shards for x in layouts])
@@ -149,7 +152,8 @@ class TimeBound:
         gradient = s.gradient_bytes or self.generation.gradient_bytes
         if layouts[0].dp_shard == 1:
             reduce = 2 * (1 - 1 / replicas) * gradient / self._bus(np, tp, replicas)
-            hideable = np.minimum(blocks * unit * reduce, blocks * backward)
+            # Interleaved stages hide at most as many micro-batches' worth as there are ranks.
+            hideable = np.minimum(blocks * unit * reduce, blocks * backward * layouts[0].pp)
             return (blocks * unit + outer) * reduce - hideable * hidden.gradients
         stride = tp * shards
         gather = (1 - 1 / shards) * self.generation.weight_bytes / self._bus(np, tp, shards)

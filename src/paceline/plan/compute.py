@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -92,7 +93,9 @@ class Rates(msgspec.Struct, frozen=True):
 
     def move(self, size_bytes: float) -> float:
         """Seconds to read and write so many bytes in all."""
-        return size_bytes / (self.device.memory_bytes_per_second * self.device.memory_reached) * self.factors.memory
+        return (
+            float(size_bytes) / (self.device.memory_bytes_per_second * self.device.memory_reached) * self.factors.memory
+        )
 
     def host(self, kernels: float) -> float:
         """Seconds in which the host launches kernels."""
@@ -113,9 +116,10 @@ def rate_at(curve: Curve, flop: float) -> float:
     if at == len(sizes):
         return rates[-1]
     share = math.log(flop / sizes[at - 1]) / math.log(sizes[at] / sizes[at - 1])
-    return rates[at - 1] * (rates[at] / rates[at - 1]) ** share
+    return float(rates[at - 1] * (rates[at] / rates[at - 1]) ** share)
 
 
+@lru_cache(maxsize=1 << 14)
 def filled(m: float, n: float, units: int) -> float:
     """Share of its rate that a product of m x n results reaches as its tiles fill the multiprocessors unevenly."""
     if not units:
@@ -189,9 +193,7 @@ def optimizer_seconds(weights: float, rates: Rates) -> float:
     return rates.move(weights * rates.software.optimizer_bytes)
 
 
-def _casts(
-    setting: Setting, rates: Rates, shapes: Sequence[tuple[float, float]], tokens: float
-) -> tuple[float, float]:
+def _casts(setting: Setting, rates: Rates, shapes: Sequence[tuple[float, float]], tokens: float) -> tuple[float, float]:
     """Numbers are narrowed before products of 8 and 4 bits, as they are and turned round, forward and backward."""
     if setting.precision not in ("fp8", "fp4"):
         return 0.0, 0.0

@@ -73,7 +73,7 @@ def step_with(setting: Setting, factors: Factors | None) -> StepTime:
     mean = _mean(stages)
     m = setting.accumulation
     computing = m * (mean.forward + mean.input_gradient + mean.weight_gradient)
-    waiting = STRAGGLING * math.sqrt(2 * math.log(setting.layout.world_size)) * computing if setting.layout.world_size > 1 else 0.0  # fmt: skip
+    waiting = STRAGGLING * math.sqrt(2 * math.log(setting.layout.world_size)) * computing
     parts = {
         "data_wait": 0.0,
         "forward": m * mean.forward,

@@ -30,7 +30,7 @@ from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.fsdp.config import FsdpConfig
 from paceline.parallel.layout import Layout
 from paceline.parallel.memory import layout_cost, parameter_sizes
-from paceline.plan.prices import load_prices
+from paceline.plan.price_file import load_prices
 from paceline.run.records import KINDS, PARTS
 from tests.docs.markdown import blocks, documents, name_of, tables
 from tests.pool.pool import ROOT

@@ -11,7 +11,8 @@ import pytest
 
 from paceline.cluster.measured import StorageRates
 from paceline.errors import UsageError
-from paceline.plan.economics import Asked, describe, economics, foresee, save_cost
+from paceline.plan.economics import Asked, economics, foresee, save_cost
+from paceline.plan.economics_text import describe
 from paceline.plan.money import DAY
 
 

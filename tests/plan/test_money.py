@@ -10,7 +10,7 @@ from paceline.errors import UsageError
 from paceline.plan.failures import outlook, published_fleet
 from paceline.plan.money import DAY, cost_of, interconnect_premium
 from paceline.plan.ownership import Ownership, break_even, owning, rent_for, rent_or_buy
-from paceline.plan.prices import load_prices
+from paceline.plan.price_file import load_prices
 
 PRICES = load_prices()
 SAVE = SaveCost(1.0, 0.05, 25.0)

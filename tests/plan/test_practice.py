@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.plan.practice import ROWS, WITHIN, Habits, all_habits, efficiency, explain, table
+from tests.docs.markdown import tables
+from tests.pool.pool import ROOT
 
 
 def test_every_row_of_the_guides_table_is_met_within_its_tolerance() -> None:
@@ -26,7 +28,9 @@ def test_the_row_over_100_gbit_needs_every_fault_at_once() -> None:
 def test_a_right_set_up_loses_next_to_nothing_and_mending_gains_what_is_missing() -> None:
     for entry, row in zip(table(), ROWS, strict=True):
         assert entry["right_efficiency"] > 0.99
-        assert entry["gain"] == pytest.approx(entry["right_efficiency"] * row.nodes * row.alone / row.tokens_per_second - 1)
+        assert entry["gain"] == pytest.approx(
+            entry["right_efficiency"] * row.nodes * row.alone / row.tokens_per_second - 1
+        )
     assert table()[1]["gain"] == pytest.approx(0.18, abs=0.01)
 
 
@@ -36,3 +40,12 @@ def test_the_sum_of_the_worst_row_by_hand() -> None:
     row = ROWS[1]
     alone = 4 * 8 * 4096 * 8 / row.alone
     assert efficiency(row, explain(row) or Habits()) == pytest.approx(alone / (alone + by_hand), rel=0.005)
+
+
+def test_the_table_of_the_guide_page_is_the_computed_one() -> None:
+    shown = tables((ROOT / "docs/guide/plan.md").read_text())[0][1:]
+    for cells, entry in zip(shown, table(), strict=True):
+        assert cells == [
+            f"{8 * entry['nodes']} {entry['device']}", entry["fabric"], f"{entry['tokens_per_second']:,.0f}",
+            f"{entry['efficiency']:.2f}", f"{entry['right_efficiency']:.2f}", entry["habits"], f"{entry['gain']:.0%}",
+        ]  # fmt: skip

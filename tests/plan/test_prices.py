@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.plan.prices import KINDS, load_prices
+from paceline.plan.price_file import load_prices
+from paceline.plan.prices import KINDS
 
 OWN = """
 currency = "{currency}"
@@ -107,6 +108,11 @@ DATE = "date = 2026-11-01\n"
         ("[rent]\n" + DATE, "[[rent]]"),
         ('schema = "paceline.prices/9"\n', "paceline.prices/1"),
         ("[[rent\n", "is not TOML"),
+        ("currency = 5\n", "currency"),
+        ('date = "yesterday"\n' + RENT + 'device = "h100-sxm"\nper_device_hour = 2\n', "date"),
+        (RENT + DATE + 'device = "h100-sxm"\nper_device_hour = nan\n', "is no price"),
+        (RENT + DATE + 'device = "h100-sxm"\nper_device_hour = true\n', "per_device_hour"),
+        ("rent = 5\n", "[[rent]]"),
     ],
 )
 def test_a_wrong_file_is_refused_in_words(tmp_path: Path, text: str, said: str) -> None:

@@ -26,8 +26,8 @@ def fleet_of(devices: int, spares: int = 2, repair: float = DAY, notice: float =
 @pytest.mark.parametrize(
     ("fleet", "save", "recovery", "days"),
     [
-        (fleet_of(1024), SAVE, 600.0, 2000.0),
-        (fleet_of(1024, spares=0), SAVE, 600.0, 2000.0),
+        (fleet_of(1024), SAVE, 600.0, 700.0),
+        (fleet_of(1024, spares=0), SAVE, 600.0, 700.0),
         (fleet_of(1024, spares=9), SaveCost(120.0, 0.0, 120.0), 60.0, 2000.0),
         (fleet_of(16384, spares=6), SAVE, 1200.0, 200.0),
         (fleet_of(2048, spares=2, repair=3600.0, notice=2e-6), SaveCost(20.0, 0.0, 20.0), 300.0, 250.0),

@@ -42,8 +42,8 @@ def pay_of(args: argparse.Namespace) -> Pay:
     from paceline.errors import UsageError
     from paceline.plan.economics import Asked
     from paceline.plan.failures import REPAIR_SECONDS, RESTART_SECONDS
+    from paceline.plan.price_file import load_prices
     from paceline.plan.priced import price_plan, sold_as
-    from paceline.plan.prices import load_prices
 
     if args.simulate is not None and not 0 < args.simulate <= 3650:
         raise UsageError(
@@ -82,7 +82,7 @@ def _time(text: str | None, option: str, otherwise: float) -> float:
 
 def money_text(document: dict[str, Any]) -> str:
     """The plan's section of money and goodput."""
-    from paceline.plan.economics import describe
+    from paceline.plan.economics_text import describe
     from paceline.plan.priced import premium_text
     from paceline.plan.text import wrapped
 

@@ -69,7 +69,8 @@ class Habits(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         words = {
-            "every_microbatch": "a sum after every micro-batch", "fp32": "in fp32", "one_card": "over one network card a node",
+            "every_microbatch": "a sum after every micro-batch", "fp32": "in fp32",
+            "one_card": "over one network card a node",
             "exposed": "with nothing running beside it",
         }  # fmt: skip
         told = [text for name, text in words.items() if getattr(self, name)]

@@ -9,7 +9,8 @@ from paceline.cluster.catalogue import catalogue_key
 from paceline.cluster.spec import Cluster
 from paceline.plan.economics import KEPT, Asked, economics, foresee, money_of
 from paceline.plan.money import interconnect_premium
-from paceline.plan.prices import Prices, load_prices
+from paceline.plan.price_file import load_prices
+from paceline.plan.prices import Prices
 
 UNKNOWN_LENGTH = "how long the run is, is not known: give run.steps or run.tokens"
 NO_LAYOUT = "no layout fits"

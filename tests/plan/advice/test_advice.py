@@ -79,7 +79,9 @@ def test_efficiency_under_a_half_says_stop_and_names_what_is_lost(small: Facts, 
 
 def test_the_critical_batch_by_the_published_formula(large: Facts) -> None:
     # Kaplan et al. 2020: 2e8 tokens at a loss of 1, and their table's shape: it falls as the loss rises.
-    assert critical_batch_tokens(1.0) == pytest.approx(2e8) and critical_batch_tokens(3.0) == pytest.approx(1.07e6, rel=0.01)
+    assert critical_batch_tokens(1.0) == pytest.approx(2e8) and critical_batch_tokens(3.0) == pytest.approx(
+        1.07e6, rel=0.01
+    )
     assert expected_loss(1.5e9, 1e12) == pytest.approx(2.30, abs=0.03)
     assert "critical_batch" not in told(large)
     past = told(facts((*BILLION, "batch.global_batch=16384"), "1x8xh100-sxm"))["critical_batch"]

@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.model.flop import Convention, training_flop_per_token
 from paceline.plan.memory_rows import memory_records, memory_summary
+from paceline.plan.own_runs import read_own_run
 from paceline.plan.ranking import group_records
 from paceline.plan.rows import PublishedRun, read_runs
 from paceline.plan.setting import Setting
@@ -39,10 +40,13 @@ WIDTHS = {"fp8": "8 bit", "fp4": "4 bit"}
 def against(path: Path) -> dict[str, Any]:
     """The document of `plan --against`: `rows`, `summary`, `groups`.
 
+    Args:
+        path: a file of published runs, or the directory of a run of ours.
+
     Raises:
-        UsageError: the file is not one of published runs.
+        UsageError: it is neither.
     """
-    return scoreboard(read_runs(path))
+    return scoreboard([read_own_run(path)] if path.is_dir() else read_runs(path))
 
 
 def scoreboard(runs: Sequence[PublishedRun]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ SHOWN = 8
 FRONT_STEP = 0.05
 """Share of a device's memory by which a slower choice must leave more free to stand on the front."""
 
-FRONT_LIMIT = 24
+FRONT_LIMIT = 12
 """Choices weighed for the front beyond those that the first walk met."""
 
 NEAR = 0.01

@@ -30,7 +30,7 @@ from paceline.units import format_bytes, format_percent
 WITHIN = 0.05
 STATED = 0.15
 INSIDE = 0.90
-RUNS, QUICK_RUNS = 6, 2
+RUNS, QUICK_RUNS = 4, 2
 SIDES = "benchmarks.collectives_sides"
 
 

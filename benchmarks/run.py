@@ -34,6 +34,7 @@ PROGRAMS = {
     "command_start": ["benchmarks.command_start"],
     "checkpoint_save": ["benchmarks.checkpoint_save"],
     "bench_collectives": ["benchmarks.bench_collectives"],
+    "netlab_rates": ["benchmarks.netlab_rates"],
 }
 LIMIT_SECONDS = 1200.0
 BUSY_LOAD = 0.5

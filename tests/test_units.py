@@ -7,6 +7,7 @@ import pytest
 from paceline.units import (
     format_bytes,
     format_count,
+    format_money,
     format_seconds,
     parse_bytes,
     parse_count,
@@ -57,3 +58,13 @@ def test_what_is_printed_can_be_read() -> None:
     for seconds in (0.25, 12.0, 245.0, 7200.0):
         assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds)
     assert format_count(1_235_814_400) == "1.24 B"
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(2.988, "2.99 USD"), (812.4, "812 USD"), (9_999.0, "9,999 USD"), (45_678.0, "45.7 K USD"), (8.2e6, "8.20 M USD"),
+     (3.1e9, "3.10 B USD"), (-2e6, "-2.00 M USD")],
+)  # fmt: skip
+def test_money_has_three_digits_and_its_currency(amount: float, text: str) -> None:
+    assert format_money(amount) == text
+    assert format_money(amount, "EUR").endswith(" EUR")

@@ -110,6 +110,14 @@ def format_percent(share: float) -> str:
     return f"{share * 100:.1f}%"
 
 
+def format_money(amount: float, currency: str = "USD") -> str:
+    """`8.20 M USD`, `812 USD`, `2.99 USD`."""
+    for unit, scale in ((" B", 1e9), (" M", 1e6), (" K", 1e4)):
+        if abs(amount) >= scale:
+            return f"{_three(amount / (1e3 if unit == ' K' else scale))}{unit} {currency}"
+    return f"{amount:,.0f} {currency}" if abs(amount) >= 100 else f"{amount:.2f} {currency}"
+
+
 def _three(number: float) -> str:
     """Three significant digits without an exponent."""
     size = abs(number)

@@ -8,7 +8,6 @@ import random
 import pytest
 
 from paceline.checkpoint.interval import (
-    FAILURES_PER_DEVICE_HOUR,
     LONGEST_SECONDS,
     SaveCost,
     best_interval,
@@ -16,6 +15,7 @@ from paceline.checkpoint.interval import (
     failure_rate,
     goodput,
 )
+from paceline.cluster.failures import per_device_hour
 
 ASYNCHRONOUS = SaveCost(stall_seconds=0.8, slowdown=0.47, write_seconds=67.0)
 BLOCKING = SaveCost(stall_seconds=120.0, slowdown=0.0, write_seconds=120.0)
@@ -119,7 +119,7 @@ def test_failure_rates_are_those_published_and_then_those_of_the_run() -> None:
     assert 1 / failure_rate(16384) == pytest.approx(54 * 86400 / 419)  # one in 3.1 h
     rates = [failure_rate(ranks) for ranks in (1, 2, 1000, 1024, 4096, 16384, 100_000)]
     assert rates == sorted(rates)
-    assert 1 / FAILURES_PER_DEVICE_HOUR[16384] == pytest.approx(50_677, rel=1e-3)
+    assert 1 / per_device_hour(16384) == pytest.approx(50_677, rel=1e-3)
     # A run that fails every ten minutes is believed after a few times; one failure proves nothing.
     assert failure_rate(2, failures=12, run_seconds=7200.0) == pytest.approx(1 / 600, rel=0.15)
     assert failure_rate(2, failures=1, run_seconds=60.0) == failure_rate(2) == failure_rate(2, failures=2)

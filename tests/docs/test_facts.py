@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from paceline import errors
+from paceline.cluster import failures
 from paceline.data.config import DataSection
 from paceline.job import reference
 from paceline.job.load import SECTIONS, load_job
@@ -29,12 +30,15 @@ from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.fsdp.config import FsdpConfig
 from paceline.parallel.layout import Layout
 from paceline.parallel.memory import layout_cost, parameter_sizes
+from paceline.plan.price_file import load_prices
 from paceline.run.records import KINDS, PARTS
 from tests.docs.markdown import blocks, documents, name_of, tables
 from tests.pool.pool import ROOT
 
 GUIDE = ROOT / "docs/guide"
-JOB_BLOCKS = [(path, block.text) for path in documents() for block in blocks(path, "toml")]
+TOML_BLOCKS = [(path, block) for path in documents() for block in blocks(path, "toml")]
+JOB_BLOCKS = [(path, block.text) for path, block in TOML_BLOCKS if block.words == ("toml",)]
+PRICE_BLOCKS = [(path, block.text) for path, block in TOML_BLOCKS if block.words == ("toml", "prices")]
 
 
 def test_the_job_reference_is_the_one_that_the_sections_give() -> None:
@@ -83,6 +87,28 @@ def test_every_job_file_in_a_document_is_one(path: Path, text: str, tmp_path: Pa
         (tmp_path / example.name).write_text(example.read_text())
     (tmp_path / "own.toml").write_text(text)
     assert load_job(tmp_path / "own.toml").settings
+
+
+@pytest.mark.parametrize(("path", "text"), PRICE_BLOCKS, ids=[name_of(p) for p, _ in PRICE_BLOCKS])
+def test_every_price_file_in_a_document_is_one(path: Path, text: str, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(text)
+    assert load_prices(tmp_path / "own.toml").first is not None
+
+
+def test_the_failure_rates_of_a_document_are_those_of_the_table() -> None:
+    text = (ROOT / "docs/math/checkpoint-interval.md").read_text()
+    rows = {row[0]: row for found in tables(text) if found[0][0] == "observed" for row in found[1:]}
+    assert set(rows) == {observed.run for observed in failures.table().observed}
+    for observed in failures.table().observed:
+        told = rows[observed.run]
+        assert int(told[1].replace(",", "")) == observed.devices
+        assert float(told[3]) == pytest.approx(observed.per_device_hour, rel=0.01)
+
+
+def test_the_script_about_owning_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (script,) = blocks(GUIDE / "money.md", "python")
+    exec(compile(script.text, "money.md", "exec"), {})
+    assert "break-even after" in capsys.readouterr().out
 
 
 def test_exit_codes_are_those_of_the_exceptions() -> None:

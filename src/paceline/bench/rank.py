@@ -29,7 +29,7 @@ START_SECONDS = 300.0
 """All ranks must have come by then."""
 
 BLOCK_SECONDS = 0.003
-"""Calls are timed in blocks of about this length: the ranks leave the barrier before it some 10 us apart."""
+"""Calls are timed in blocks of at least this length: the ranks leave the barrier before it some 10 us apart."""
 
 MAX_CALLS = 200
 WARM_SECONDS = 0.1
@@ -118,12 +118,13 @@ def clock(device: torch.device) -> Callable[[], float]:
 
 
 class Timer:
-    """Times one call of all ranks in rounds of blocks; all ranks make equally many, since they decide on shared samples.
+    """Times one call of all ranks in rounds; all ranks make equally many, since they decide on shared samples.
 
     Args:
         warmup: calls before each round that are not timed; fewer where a call is long.
-        iterations: blocks that are wanted over the first `MIN_ROUNDS` rounds.
-        seconds: longest time for all timed calls; at least one block a round is made.
+        iterations: calls of a round, one after the other, as nccl-tests make them; more where they are over at once. Fewer
+            calls follow a barrier too closely: on a CPU a call of a millisecond then takes up to twice as long.
+        seconds: longest time for all timed calls; at least one a round is made.
     """
 
     def __init__(
@@ -137,9 +138,8 @@ class Timer:
         for _ in range(max(0, warmup - 1)):
             call()
         self._estimate = max(slowest([self._block(1)])[0], 1e-9)
-        self.calls = max(1, min(MAX_CALLS, math.ceil(BLOCK_SECONDS / self._estimate)))
-        fitting = int(seconds / MIN_ROUNDS / (self._estimate * self.calls))
-        self._blocks = max(1, min(iterations // MIN_ROUNDS, fitting))
+        wanted = max(iterations, min(MAX_CALLS, math.ceil(BLOCK_SECONDS / self._estimate)))
+        self.calls = max(1, min(wanted, int(seconds / MIN_ROUNDS / self._estimate)))
 
     @property
     def settled(self) -> bool:
@@ -151,11 +151,11 @@ class Timer:
         return known or spent >= self._seconds or len(self.rounds) >= MAX_ROUNDS
 
     def round(self, call: Callable[[], None] | None = None) -> None:
-        """Time some blocks, of another call of the same kind where one is given; every rank then knows the slowest's."""
+        """Time a block of calls, of another of the same kind where one is given; every rank then knows the slowest's."""
         self.call = call or self.call
         for _ in range(max(1, min(self._warmup, int(WARM_SECONDS / self._estimate)))):
             self.call()
-        self.rounds.append(slowest([self._block(self.calls) for _ in range(self._blocks)]))
+        self.rounds.append(slowest([self._block(self.calls)]))
 
     def settle(self) -> None:
         """Make rounds until there are enough."""
@@ -164,7 +164,7 @@ class Timer:
 
     @property
     def samples(self) -> list[float]:
-        """Seconds per call of every block so far."""
+        """Seconds per call of every round so far."""
         return [seconds for one in self.rounds for seconds in one]
 
     def _block(self, calls: int) -> float:

@@ -15,6 +15,7 @@ import math
 
 import msgspec
 
+from paceline.cluster.failures import per_device_hour
 from paceline.units import format_percent, format_seconds
 
 LONGEST_SECONDS = 1800.0
@@ -25,15 +26,6 @@ FIRST_SECONDS = 60.0
 
 RECOVERY_SECONDS = 60.0
 """From a failure until training goes on, where no restart of this run has been measured."""
-
-FAILURES_PER_DEVICE_HOUR = {
-    # 419 unexpected interruptions of 16,384 devices in 54 days: The Llama 3 Herd of Models, arXiv 2407.21783, 3.3.4.
-    16384: 419 / (54 * 24 * 16384),
-    # A mean time to failure of 7.9 h for jobs of 1,024 devices: Revisiting Reliability in Large-Scale Machine Learning
-    # Research Clusters, arXiv 2410.21680.
-    1024: 1 / (7.9 * 1024),
-}
-"""Unexpected failures per device and hour, by the number of devices of the jobs that were observed."""
 
 
 class SaveCost(msgspec.Struct, frozen=True):
@@ -142,14 +134,6 @@ def failure_rate(ranks: int, *, failures: int = 0, run_seconds: float = 0.0) -> 
         failures: that this run has had.
         run_seconds: that it has run.
     """
-    published = ranks * _per_device_hour(ranks) / 3600.0
+    published = ranks * per_device_hour(ranks) / 3600.0
     own = (failures - 1) / run_seconds if failures > 1 and run_seconds > 0 else 0.0
     return max(published, own)
-
-
-def _per_device_hour(ranks: int) -> float:
-    small, large = sorted(FAILURES_PER_DEVICE_HOUR)
-    at = min(max(ranks, small), large)
-    share = math.log(at / small) / math.log(large / small)
-    low, high = FAILURES_PER_DEVICE_HOUR[small], FAILURES_PER_DEVICE_HOUR[large]
-    return low * math.exp(share * math.log(high / low))

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max", metavar="SIZE", help="largest size (32MiB; 1GiB on GPUs)")
     add("--factor", type=int, default=2, metavar="F", help="each size is F times the one before (2)")
     add("--dtype", choices=("fp32", "bf16", "fp16", "fp64"), default="fp32", help="type of the elements (fp32)")
-    add("--iterations", type=int, default=20, metavar="I", help="timed blocks of calls per size, at most (20)")
+    add("--iterations", type=int, default=20, metavar="I", help="calls of a round, one after the other (20)")
     add("--warmup", type=int, default=5, metavar="W", help="calls before them (5)")
     add("--seconds", default="1s", metavar="TIME", help="longest time for the timed calls of one size (1s)")
     add("--tier", choices=("in_node", "across_nodes"), help="this tier alone (both, where there are both)")

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--procs", type=int, metavar="N", help="ranks, all at work at once; one per device unless given")
     add("--dtypes", metavar="A,B", help="fp32, bf16, fp16, fp64 (fp32 and bf16; fp16 too on GPUs)")
-    add("--iterations", type=int, default=20, metavar="I", help="timed blocks of calls per row, at most (20)")
+    add("--iterations", type=int, default=20, metavar="I", help="calls of a round, one after the other (20)")
     add("--seconds", default="500ms", metavar="TIME", help="longest time for one row (500ms)")
     add("--device", choices=("cpu",), help="measure the CPUs where there are devices")
     add("--save", metavar="FILE", help="write the rates into a measured cluster.toml, which plan reads")

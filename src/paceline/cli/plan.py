@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.cli.plan_money import add_money_arguments, money_text, pay_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
@@ -25,13 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="JOB.toml | section.key=value", help="a job file and overrides")
     parser.add_argument(
         "--cluster", action="append", metavar="SPEC",
-        help="here, a measured cluster.toml, or NODESxDEVICESxDEVICE[:FABRIC]; given again, another one to compare",
+        help="here, a measured cluster.toml, NODESxDEVICESxDEVICE[:FABRIC], or NODESxNODETYPE as sold; given again, another "
+        "one to compare",
     )  # fmt: skip
     parser.add_argument("--procs", type=int, metavar="N", help="ranks, where the cluster is here")
-    parser.add_argument("--against", metavar="RUNS.jsonl|RUN_DIR", help="predict published or own runs, print the error of each")
+    parser.add_argument(
+        "--against", metavar="RUNS.jsonl|RUN_DIR", help="predict published or own runs, print the error of each"
+    )
     parser.add_argument("--fixed", action="store_true", help="weigh the given layout only")
     parser.add_argument("--write", action="store_true", help="put the chosen layout into the job file")
     parser.add_argument("--picture", metavar="FILE.html", help="draw the plan: a step over time, memory by stage")
+    add_money_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,7 +95,9 @@ def _against(args: argparse.Namespace) -> int:
     from paceline.plan.against_text import describe_against
 
     if args.words or args.fixed:
-        raise UsageError("--against predicts the runs of a file and takes no job", key="--against", hint="Remove the other words.")
+        raise UsageError(
+            "--against predicts the runs of a file and takes no job", key="--against", hint="Remove the other words."
+        )
     document = against(Path(args.against))
     if args.json:
         print_document("plan", document)
@@ -106,10 +114,12 @@ def _fixed(args: argparse.Namespace, job: Job, cluster: Cluster) -> int:
 
     resolved = resolve_job(job, cluster.devices, cluster.host, ranks_per_host=cluster.devices_per_node)
     document = fixed_with_time(resolved, cluster)
+    pay_of(args)(document, cluster)
     if args.json:
         print_document("plan", document)
     else:
         print(describe(resolved, document))
+        print(money_text(document))
     _draw(args, job, cluster, None)
     return 0 if resolved.fits else 1
 
@@ -120,12 +130,14 @@ def _search(args: argparse.Namespace, job: Job, clusters: list[Cluster], path: P
     from paceline.plan.text import describe_found
     from paceline.plan.write import write_layout
 
-    document: dict[str, Any] = searched(job, clusters, list(args.words))
+    document: dict[str, Any] = searched(job, clusters, list(args.words), pay_of(args))
     chosen = document["chosen"]
     if args.json:
         print_document("plan", document)
     else:
         print(describe_found(document))
+        if chosen is not None:
+            print(f"\n{money_text(document)}")
     drawn = chosen or document["nearest"]
     if drawn is not None:
         _draw(args, job, next(c for c in clusters if c.text == document["cluster"]), drawn["keys"])

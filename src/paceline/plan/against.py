@@ -119,7 +119,11 @@ def _rows(run: PublishedRun, guess: float | None) -> list[Row]:
     if run.setting is None:
         unsaid: Row = {**about, **nothing, "reason": run.reason, "assumed": []}
         return [{**unsaid, "quantity": q, "measured": run.measured.get(q)} for q in run.measured or (STEP,)]
-    predicted = [row for predict in PREDICTORS for row in predict(run, run.setting)]
+    try:
+        predicted = [row for predict in PREDICTORS for row in predict(run, run.setting)]
+    except (ArithmeticError, ValueError) as error:
+        predicted = [{"quantity": q, "measured": run.measured.get(q), "reason": f"its figures contradict each other: {error}"}
+                     for q in run.measured or (STEP,)]  # fmt: skip
     if not predicted:
         return [
             {**about, "quantity": STEP, **nothing, "reason": "nothing was measured that is predicted", "assumed": []}

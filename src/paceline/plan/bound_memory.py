@@ -4,6 +4,7 @@ pipeline, logits. Imports no torch, and numpy only when it is asked."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ from paceline.model.spec import ModelSpec, parameters
 from paceline.parallel.config import ParallelSection
 from paceline.parallel.layout import Layout
 from paceline.parallel.memory import CONTEXT_BYTES, RESERVE_SHARE, loss_peak_bytes
+from paceline.parallel.pipeline.config import PipelineConfig
+from paceline.parallel.pipeline.rules import rounds
 from paceline.parallel.precision.config import ELEMENT_BYTES
 from paceline.parallel.recompute.cost import peak_bytes
 from paceline.parallel.tensor.config import rank_spec
@@ -38,9 +41,22 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class MemoryBound:
-    """Memory of the choices of one job. `moments`: bytes of the optimizer's moments that stay on a device, per parameter."""
+    """Memory of the choices of one job.
 
-    def __init__(self, setting: Setting, parallel: ParallelSection, device_kind: str, moments: int) -> None:
+    Args:
+        moments: bytes of the optimizer's moments that stay on a device, per parameter.
+        cut: the stages of a number of ranks in a style.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        parallel: ParallelSection,
+        device_kind: str,
+        moments: int,
+        cut: Callable[[int, Style], PipelineConfig],
+    ) -> None:
+        self.cut = cut
         self.setting, self.kind, self.moments = setting, device_kind, moments
         self.sizes = Sizes.of(setting.spec)
         self.width = ELEMENT_BYTES[setting.precision]
@@ -51,6 +67,8 @@ class MemoryBound:
         self.split = parallel.sequence_parallel
         self._kept: dict[tuple[int, int, int, str, bool], float] = {}
         self._blocks: dict[tuple[int, int, str], float] = {}
+        self._alive_blocks: dict[tuple[str, int, int, int, int], float] = {}
+        self._losses: dict[tuple[int, int, int], int] = {}
 
     def bytes(self, layouts: list[Layout], ways: list[Style], counts: dict[int, int], again: list[Any]) -> Any:
         """Array over (layout, style, micro-batch, recomputation).
@@ -71,15 +89,23 @@ class MemoryBound:
         per_block = np.array([[self._per_block(x, r) for r in again] for x in layouts])[:, None, None, :]
         copies = np.array([[self._copies(x)] for x in layouts])[:, None, None, :]
         size = np.array(list(counts), dtype=float)[None, None, :, None]
+        cuts = [self.cut(pp, way) for way in ways]
         most = 0.0
-        for fullest in (False, True):
-            alive = np.array([[self._alive_blocks(w, pp, m, fullest) for m in counts.values()] for w in ways], dtype=float)
-            grown = (1 + RESERVE_SHARE[self.kind]) * (size * per_block + copies) * alive[None, :, :, None]
-            blocks = -(-self.sizes.layers // pp) if fullest else self.sizes.layers // pp
-            most = np.maximum(most, grown + self._state(held, blocks, 0 if fullest else self.sizes.table))
+        for rank in sorted({0, 1, pp - 1}):
+            alive = np.array([[self._alive(cut, rank, m) for m in counts.values()] for cut in cuts])[None, :, :, None]
+            grown = (size * per_block + copies) * alive
+            if rank == pp - 1:
+                # The last stage of zbv is the first rank's.
+                ends = np.array([way.schedule != "zbv" for way in ways])[None, :, None, None]
+                grown = grown + ends * np.array([[[self._logits(x, b)] for b in counts] for x in layouts])[:, None]
+            blocks = np.array([sum(cut.layers[stage] for stage in cut.stages_of(rank)) for cut in cuts])[
+                None, :, None, None
+            ]
+            kept = self._state(held, blocks, 0 if rank else self.sizes.table)
+            most = np.maximum(most, kept + (1 + RESERVE_SHARE[self.kind]) * grown)
         return most + CONTEXT_BYTES[self.kind]
 
-    def _state(self, held: Held, blocks: int, ends: int) -> Any:
+    def _state(self, held: Held, blocks: Any, ends: int) -> Any:
         """Weights, gradients, moments, whole copies and buffers of a rank with so many blocks and so much outside of them."""
         np, own = held.np, self.weight
         block, outer = self.sizes.block / held.tp, ends / held.tp
@@ -97,14 +123,11 @@ class MemoryBound:
         buffers = np.where(keeps, 0.0, own * outer) + np.maximum(reduced, self.reduced * outer)
         return (own + self.moments) * local / held.shards + own * gradients + gathered + buffers
 
-    def _alive_blocks(self, way: Style, ranks: int, microbatches: int, fullest: bool) -> int:
-        """Passes of a micro-batch through a block whose activations a rank keeps at the least: the first rank, or the
-        first one that certainly has as many blocks as any."""
-        stages = ranks * way.stages_per_rank
-        floor, rest = divmod(self.sizes.layers, stages)
-        if not fullest or not rest or way.stages_per_rank > 1:
-            return max(1, floor) * _alive(way, ranks, 0, microbatches)
-        return (floor + 1) * _alive(way, ranks, stages - rest, microbatches)
+    def _alive(self, cut: PipelineConfig, rank: int, microbatches: int) -> float:
+        key = (cut.schedule, cut.ranks, cut.stages_per_rank, rank, microbatches)
+        if key not in self._alive_blocks:
+            self._alive_blocks[key] = float(alive_blocks(cut, rank, microbatches))
+        return self._alive_blocks[key]
 
     def _per_block(self, layout: Layout, recompute: Any) -> float:
         """Bytes that one sequence keeps of a block on a rank."""
@@ -123,15 +146,22 @@ class MemoryBound:
         """Activations and logits of a micro-batch on a rank without a pipeline, at the peak of a step."""
         key = (layout.tp, layout.cp, microbatch, recompute, layout.dp_shard > 1)
         if key not in self._kept:
-            s = self.setting
             kept = self._activations(layout, microbatch, recompute)
-            tokens = microbatch * s.sequence_length // layout.cp
-            chunk = auto_chunk_tokens(tokens, s.spec.vocab_size, self.kind)
-            sizes = {0, chunk or s.loss_chunk_tokens or tokens}
-            spec = rank_spec(s.spec, layout.tp)
-            logits = min(loss_peak_bytes(spec, kept, tokens, self.width, size) for size in sizes)
+            logits = self._logits(layout, microbatch)
             self._kept[key] = float(peak_bytes(kept, recompute, logits) + logits)
         return self._kept[key]
+
+    def _logits(self, layout: Layout, microbatch: int) -> int:
+        """Logits and loss of a micro-batch, whole or in chunks, whichever is less."""
+        key = (layout.tp, layout.cp, microbatch)
+        if key not in self._losses:
+            s = self.setting
+            kept = self._activations(layout, microbatch, "none")
+            tokens = microbatch * s.sequence_length // layout.cp
+            chunk = auto_chunk_tokens(tokens, s.spec.vocab_size, self.kind) or s.loss_chunk_tokens or tokens
+            spec = rank_spec(s.spec, layout.tp)
+            self._losses[key] = min(loss_peak_bytes(spec, kept, tokens, self.width, size) for size in (0, chunk))
+        return self._losses[key]
 
     def _activations(self, layout: Layout, microbatch: int, recompute: Any) -> ActivationBytes:
         s = self.setting
@@ -160,11 +190,21 @@ def column(np: Any, values: list[int]) -> Any:
     return np.array(values, dtype=float)[:, None, None, None]
 
 
-def _alive(way: Style, ranks: int, rank: int, microbatches: int) -> int:
-    """Passes of a micro-batch through a stage whose activations a rank of a pipeline keeps at the least."""
-    per_rank, after = way.stages_per_rank, ranks - 1 - rank
-    most = {
-        "gpipe": microbatches, "1f1b": after + 1, "interleaved-1f1b": (per_rank - 1) * ranks + 2 * after + 1,
-        "zero-bubble": per_rank * ranks, "zbv": 2 * ranks if microbatches >= 2 * ranks else min(ranks, microbatches),
-    }[way.schedule]  # fmt: skip
-    return min(most, microbatches * per_rank)
+def alive_blocks(cut: PipelineConfig, rank: int, microbatches: int) -> int:
+    """Blocks of all micro-batches that a rank of a pipeline keeps activations of at one moment, when its first passes are
+    done and the first backward pass has not given any back: its peak is at least that."""
+    stages = cut.stages_of(rank)
+    own = [cut.layers[stage] for stage in stages]
+    after = cut.ranks - 1 - rank
+    if cut.schedule in ("gpipe", "1f1b"):
+        return own[0] * (microbatches if cut.schedule == "gpipe" else min(microbatches, after + 1))
+    if cut.schedule == "zbv":
+        down = min(microbatches, 2 * (after + 1) - 1 + rank)
+        return down * own[0] + min(microbatches, rank + 1) * own[1]
+    length = microbatches // rounds(microbatches, cut.ranks)
+    passes = (len(own) - 1) * length + (after + rank + 1 if cut.splits_backward else 2 * after + 1)
+    left, alive, turn = min(passes, microbatches * len(own)), 0, 0
+    while left > 0:
+        alive += min(left, length) * own[turn % len(own)]
+        left, turn = left - length, turn + 1
+    return alive

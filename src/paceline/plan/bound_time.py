@@ -16,7 +16,7 @@ import msgspec
 from paceline.model.flop import Recompute
 from paceline.parallel.layout import Layout
 from paceline.plan.bound_memory import column
-from paceline.plan.compute import Rates, block_pass, head_pass
+from paceline.plan.compute import Pass, Rates, block_pass, head_pass
 from paceline.plan.exchanges import context_seconds, tensor_seconds
 from paceline.plan.setting import Setting
 from paceline.plan.software import software
@@ -29,13 +29,28 @@ ROUNDING = 1 - 1e-9
 
 class Piece(NamedTuple):
     """Seconds of one micro-batch: of a block with its exchanges, what of it makes gradients of weights, what of it is a
-    backward pass; of the head, all of it and its gradients of weights."""
+    backward pass, and while it waits for the host; of the head, all of it and its gradients of weights."""
 
     block: float
     block_weight: float
     block_backward: float
+    block_idle: float
     head: float
     head_weight: float
+
+
+class Exchanged(NamedTuple):
+    """Arrays over the choices of a group: micro-batches, seconds of a block's backward pass and of its waiting for the
+    host, weights of a block and outside of blocks, seconds to gather and to reduce one of them."""
+
+    np: Any
+    count: Any
+    backward: Any
+    waits: Any
+    unit: Any
+    outer: Any
+    gather: Any
+    reduce: Any
 
 
 class TimeBound:
@@ -46,6 +61,8 @@ class TimeBound:
         self.generation = software(setting.software)
         self.rates = Rates(setting.device, self.generation, NO_FACTORS)
         self._pieces: dict[tuple[int, int, int, Recompute], Piece] = {}
+        self._blocks: dict[tuple[int, int, int], Pass] = {}
+        self._heads: dict[tuple[int, int, int], Pass] = {}
 
     def seconds(
         self, layouts: list[Layout], ways: list[Style], counts: dict[int, int], again: list[Recompute], wanted: Any
@@ -63,7 +80,7 @@ class TimeBound:
         sizes = list(counts)
         for i, j, k in np.argwhere(wanted):
             pieces[i, 0, j, k] = self.piece(layouts[i], sizes[j], again[k])
-        block, block_weight, backward, head, head_weight = (pieces[..., n] for n in range(len(Piece._fields)))
+        block, block_weight, backward, waits, head, head_weight = (pieces[..., n] for n in range(len(Piece._fields)))
         count = np.array(list(counts.values()), dtype=float)[None, None, :, None]
         layers, pp = self.setting.spec.num_layers, layouts[0].pp
         whole = layers * block + head
@@ -74,27 +91,45 @@ class TimeBound:
             )[:, 0] for way in ways
         ], axis=1)  # fmt: skip
         together = count * slowest + idle
-        left = self._data(np, layouts, ways, count, backward) + self._update(np, layouts, ways)
+        left = self._data(np, layouts, ways, count, backward, waits) + self._update(np, layouts, ways)
         return (together + left + self.generation.step_seconds) * ROUNDING
 
     def piece(self, layout: Layout, microbatch: int, recompute: Recompute) -> Piece:
         """The seconds of a micro-batch under the values that they depend on."""
         key = (layout.tp, layout.cp, microbatch, recompute)
         if key not in self._pieces:
-            s = self.setting
-            divides = layout.tp > 1 and s.sequence_length % (layout.cp * layout.tp) == 0
-            one = msgspec.structs.replace(
-                s, layout=Layout(cp=layout.cp, tp=layout.tp), microbatch=microbatch, accumulation=1 << 20,
-                recompute=recompute, sequence_parallel=divides if self.split is None else self.split and layout.tp > 1,
-            )  # fmt: skip
-            block, head = block_pass(one, self.rates), head_pass(one, self.rates)
-            exposed = max(0.0, sum(tensor_seconds(one)) * (1 - self.generation.hidden.tensor) - block.idle)
-            exposed += sum(context_seconds(one)) * (1 - self.generation.hidden.context)
+            one = self._one(layout, microbatch, recompute)
+            block, head = self._block(one), self._head(one)
+            exposed = sum(tensor_seconds(one)) * (1 - self.generation.hidden.tensor) if layout.tp > 1 else 0.0
+            exposed += sum(context_seconds(one)) * (1 - self.generation.hidden.context) if layout.cp > 1 else 0.0
             self._pieces[key] = Piece(
-                block.forward + block.backward + exposed, block.weight_gradient, block.backward,
+                block.forward + block.backward + max(0.0, exposed - block.idle), block.weight_gradient, block.backward,
+                block.idle,
                 head.forward + head.backward, head.weight_gradient,
             )  # fmt: skip
         return self._pieces[key]
+
+    def _one(self, layout: Layout, microbatch: int, recompute: Recompute) -> Setting:
+        s = self.setting
+        divides = layout.tp > 1 and s.sequence_length % (layout.cp * layout.tp) == 0
+        return msgspec.structs.replace(
+            s, layout=Layout(cp=layout.cp, tp=layout.tp), microbatch=microbatch, accumulation=1 << 20,
+            recompute=recompute, sequence_parallel=divides if self.split is None else self.split and layout.tp > 1,
+        )  # fmt: skip
+
+    def _block(self, one: Setting) -> Pass:
+        """A block's pass; without recomputation it is any other one that computes nothing again."""
+        key = (one.layout.tp, one.layout.cp, one.microbatch)
+        if one.recompute != "none" or key not in self._blocks:
+            self._blocks[key] = block_pass(one, self.rates)
+        known = self._blocks[key]
+        return known._replace(again=0.0) if one.recompute == "none" else known
+
+    def _head(self, one: Setting) -> Pass:
+        key = (one.layout.tp, one.layout.cp, one.microbatch)
+        if key not in self._heads:
+            self._heads[key] = head_pass(one, self.rates)
+        return self._heads[key]
 
     def _idle(self, np: Any, way: Style, ranks: int, whole: Any, slowest: Any, weights: Any) -> Any:
         """Seconds in which the slowest stage waits while the pipeline fills and drains."""
@@ -104,9 +139,12 @@ class TimeBound:
             return (ranks - 1) * wait * (1.0 if way.schedule == "zero-bubble" else 0.5)
         return (whole - slowest) / way.stages_per_rank
 
-    def _data(self, np: Any, layouts: list[Layout], ways: list[Style], count: Any, backward: Any) -> Any:
+    def _data(self, np: Any, layouts: list[Layout], ways: list[Style], count: Any, backward: Any, waits: Any) -> Any:
         """Seconds of the exchange between data ranks that no arithmetic can hide."""
         s, hidden = self.setting, self.generation.hidden
+        if s.fits:
+            # What was measured of a collective bounds it by no bandwidth; such clusters are small.
+            return np.zeros((len(layouts), len(ways), 1, 1))
         unit, outer = self._weights(np, layouts)
         blocks = math.floor(s.spec.num_layers / layouts[0].pp)
         tp, shards = column(np, [x.tp for x in layouts]), column(np, [x.shards for x in layouts])
@@ -122,23 +160,25 @@ class TimeBound:
         reduce = (1 - 1 / shards) * gradient / self._bus(np, tp, shards)
         replicated = column(np, [x.dp_replicate for x in layouts])
         reduce = reduce + 2 * (1 - 1 / replicated) * gradient / shards / self._bus(np, stride, replicated)
-        rows = [self._sharded(np, way, unit, outer, blocks, count, gather, reduce, backward) for way in ways]
+        held = Exchanged(np, count, backward, waits, unit, outer, gather, reduce)
+        rows = [self._sharded(held, way, blocks) for way in ways]
         shape = np.broadcast_shapes(*(row.shape for row in rows))
         return np.stack([np.broadcast_to(row, shape)[:, 0] for row in rows], axis=1)
 
-    def _sharded(
-        self, np: Any, way: Style, unit: Any, outer: Any, blocks: int, count: Any, gather: Any, reduce: Any, backward: Any
-    ) -> Any:
-        hidden = self.generation.hidden
+    def _sharded(self, held: Exchanged, way: Style, blocks: int) -> Any:
+        """Of shards: what a block and micro-batch wait for, less what the device waits for the host anyhow; and what a
+        step waits for once."""
+        hidden, np = self.generation.hidden, held.np
         left = 1 - hidden.weights
+        unit, outer, gather, reduce = held.unit, held.outer, held.gather, held.reduce
         if way.zero_stage >= 2:
             times = 2 if way.zero_stage == 3 else 1
             each = times * unit * gather * left + unit * reduce * (1 - hidden.gradients)
             # What is longer than the arithmetic beside it is not hidden at all.
-            each = np.maximum(each, unit * (times * gather + reduce) - 1.5 * backward)
-            return count * blocks * each + outer * (gather + reduce) + unit * gather
+            each = np.maximum(each, unit * (times * gather + reduce) - 1.5 * held.backward)
+            return held.count * blocks * np.maximum(0.0, each - held.waits) + outer * (gather + reduce) + unit * gather
         if self.every == "microbatch":
-            return count * blocks * unit * reduce * (1 - hidden.gradients)
+            return held.count * blocks * np.maximum(0.0, unit * reduce * (1 - hidden.gradients) - held.waits)
         return blocks * unit * (reduce * (1 - hidden.gradients) + gather * left)
 
     def _update(self, np: Any, layouts: list[Layout], ways: list[Style]) -> Any:

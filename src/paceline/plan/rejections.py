@@ -61,7 +61,9 @@ class Rejections:
     def schedule(self, pool: Pool, indices: Any) -> None:
         """Choices whose schedule does not take their number of micro-batches, or their recomputation."""
         if len(indices):
-            self._example("the schedule does not take so many micro-batches, or the recomputation", pool, indices, indices[0])
+            self._example(
+                "the schedule does not take so many micro-batches, or the recomputation", pool, indices, indices[0]
+            )
 
     def memory(self, pool: Pool, indices: Any, available_bytes: int) -> None:
         """Choices that need more memory than there is by the parts that can be told in advance."""
@@ -78,8 +80,9 @@ class Rejections:
         predicted = {c: s.seconds for c, s in steps.items() if c not in without}
         if predicted:
             nearest = min(predicted, key=lambda c: predicted[c])
-            reason = f"predicted to take at least {format_seconds(predicted[nearest])} a step; the chosen one takes " + (
-                format_seconds(best_seconds)
+            reason = (
+                f"predicted to take at least {format_seconds(predicted[nearest])} a step; the chosen one takes "
+                + (format_seconds(best_seconds))
             )
             self._add("choices", reason, len(predicted), nearest.to_record(), str(nearest))
         unseen = len(order) - len(steps)

@@ -50,6 +50,7 @@ def fabric_of(hardware: Table, found: Device, per_node: int, assumed: list[str])
     like = {"opa": "opa100", "roce": "roce400", "efa": "efa-p5", "eth": "eth100", "ib": "ndr400"}[kind]
     rate = positive(hardware, "inter_node_GBps_per_gpu")
     counted = re.search(r"(\d+)\s?x [^0-9]*(\d+)\s?Gb", words)
+    rate = rate or None
     if rate is None and counted is not None:
         rate = int(counted[1]) * int(counted[2]) / 8 / per_node
     if rate is None:

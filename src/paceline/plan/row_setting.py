@@ -18,6 +18,9 @@ from paceline.plan.row_machine import device_key, fabric_of, nodes_of
 from paceline.plan.setting import Schedule, Setting
 from paceline.plan.software import Software, software, software_of
 
+MOST_LAYERS, MOST_WIDTH = 10_000, 1_000_000
+"""Beyond these a line has a slip in its figures."""
+
 VOCABULARIES = {"bigscience": 250_880}
 """Of sources that give one for all their runs: BigScience's tokenizer has 250 thousand entries, padded to 250,880."""
 
@@ -152,6 +155,8 @@ def _spec(model: Table, generation: Software, assumed: list[str], source: str) -
             raise NotModelled("the number of layers is not published")
         layers = max(1, round((float(billions) * 1e9 - vocabulary * width) / (12 * width * width)))
         assumed.append(f"{layers} layers: not published, from {billions}e9 parameters")
+    if layers > MOST_LAYERS or width > MOST_WIDTH:
+        refuse(f"{layers} layers of width {width} are no model's")
     ffn = optional(model, "ffn") or (4 * width if not gated else refuse("the width of the MLP is not published"))
     return ModelSpec(
         preset=str(model.get("name") or "unnamed"),
@@ -294,6 +299,8 @@ def _schedule(parallel: Table, layers: int, ranks: int, assumed: list[str]) -> t
         assumed.append(f"{chunks} stages a rank: not published, a block a stage")
     if not said:
         assumed.append(f"schedule {schedule}: not published")
+    if chunks * ranks > layers + 2 * ranks:
+        refuse(f"{chunks} x {ranks} stages are more than {layers} layers fill")
     if schedule == "interleaved-1f1b" and chunks == 1:
         schedule = "1f1b"
     return schedule, chunks if schedule == "interleaved-1f1b" else 1

@@ -113,6 +113,9 @@ class Search:
         ranked = simplest_first(list(best.values()))[:shown]
         self._tell_slower(pool, order, ranked)
         nearest = None if ranked else self.nearest(pool)
+        if ranked:
+            told = self.scale.resolve(ranked[0].choice, derive=True)
+            ranked[0] = msgspec.structs.replace(ranked[0], resolved=told)
         return Found(
             tuple(ranked), tuple(front), self.rejections, nearest, self.held, self.layouts,
             int(pool.seconds.size), len(self.steps),
@@ -140,7 +143,7 @@ class Search:
         moments = 0 if away else moments_bytes(optimizer, 1, 0, 8 if self.scale.base.precision == "fp64" else 4)
         parallel = self.job.parallel
         time = TimeBound(self.scale.setting, parallel.sequence_parallel, parallel.reduce_every)
-        memory = MemoryBound(self.scale.setting, parallel, self.scale.base.host.device_kind, moments)
+        memory = MemoryBound(self.scale.setting, parallel, self.scale.base.host.device_kind, moments, self.scale.cut)
         groups = Bounds(time, memory, self.limits, self.held, self.available).groups(allowed)
         kept = {layout for group in groups for layout in group.layouts}
         for layout in allowed:

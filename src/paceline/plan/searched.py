@@ -21,6 +21,9 @@ from paceline.plan.weigh import Weighed
 TRIAL_STEPS = 20
 """Steps of a trial: the first few begin cold, and the median of the rest settles within a few."""
 
+UNSAID = (("parallel.recompute", "none"),)
+"""What a trial's command leaves out: it is so anyhow."""
+
 TRIED = 3
 """Layouts that a trial compares at most: a shortlist of three holds the best one nearly always (planner's own groups)."""
 
@@ -59,7 +62,9 @@ def layout_record(weighed: Weighed, cluster: Cluster) -> dict[str, Any]:
         "fits": resolved.fits,
         **({} if resolved.fits else {"reason": misfit(resolved)}),
         "memory": {
-            "stages": [m.to_record() for m in resolved.stages], "heaviest": resolved.heaviest, **three_figures(resolved)
+            "stages": [m.to_record() for m in resolved.stages],
+            "heaviest": resolved.heaviest,
+            **three_figures(resolved),
         },
         "memory_available_bytes": resolved.memory_available_bytes,
         "checkpoint_bytes": checkpoint_size(resolved),
@@ -86,8 +91,10 @@ def tied(ranked: tuple[Weighed, ...], words: list[str]) -> dict[str, Any] | None
 
 
 def trial(weighed: Weighed, words: list[str], number: int) -> str:
-    """The command of a short run in one layout."""
-    keys = {**weighed.choice.keys(), "run.steps": TRIAL_STEPS, "run.name": f"trial-{number}", "run.eval_every": 0}
+    """The command of a short run in one layout. `dp_replicate` is left to be what the other degrees leave."""
+    keys = {key: value for key, value in weighed.choice.keys().items() if (key, value) not in UNSAID}
+    keys.pop("parallel.dp_replicate")
+    keys |= {"run.steps": TRIAL_STEPS, "run.name": f"trial-{number}"}
     kept = [w for w in words if "=" not in w or w.split("=")[0] not in {*keys, "run.tokens", "run.epochs"}]
     return shlex.join(["paceline", "train", *kept, *(f"{key}={value}" for key, value in keys.items())])
 

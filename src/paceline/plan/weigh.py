@@ -71,7 +71,8 @@ class Scale:
         )
         self.setting = msgspec.structs.replace(self.setting, link=whole.link, fabric=whole.fabric, compile=compiled)
         self._costs = layer_costs(self.base.spec, self.setting.sequence_length)
-        self._cuts: dict[tuple[int, int, bool], tuple[int, int]] = {}
+        self._cuts: dict[tuple[int, Style], PipelineConfig] = {}
+        self._fewer: dict[tuple[int, Style], tuple[int, int]] = {}
 
     def step(self, setting: Setting) -> StepTime:
         return predict_step(setting)
@@ -86,7 +87,7 @@ class Scale:
         split = self.job.parallel.sequence_parallel
         divides = layout.tp > 1 and length % (layout.cp * layout.tp) == 0
         every = self.job.parallel.reduce_every
-        first, last = self.fewer_blocks(layout, style)
+        first, last = self.fewer_blocks(layout.pp, style)
         return msgspec.structs.replace(
             self.setting, layout=layout, microbatch=choice.microbatch, accumulation=per_rank // choice.microbatch,
             recompute=choice.recompute, zero_stage=style.zero_stage, schedule=style.schedule,
@@ -98,26 +99,31 @@ class Scale:
             first_layers=first, last_layers=last,
         )  # fmt: skip
 
-    def fewer_blocks(self, layout: Layout, style: Style) -> tuple[int, int]:
-        """Blocks that the first and the last stage have fewer than most; stages are cut once for each number of them."""
-        if layout.pp == 1:
-            return 0, 0
-        given = self.job.parallel.pp_layers
-        key = (layout.pp, style.stages_per_rank, style.schedule == "zbv")
+    def cut(self, ranks: int, style: Style) -> PipelineConfig:
+        """The stages of a pipeline; cut once for each number of them."""
+        key = (ranks, style)
         if key not in self._cuts:
-            cut = balanced_layers(self._costs, layout.pp * style.stages_per_rank) if given is None else tuple(given)
-            self._cuts[key] = fewer_blocks(PipelineConfig(style.schedule, layout.pp, style.stages_per_rank, cut))
+            given, stages = self.job.parallel.pp_layers, ranks * style.stages_per_rank
+            layers = balanced_layers(self._costs, stages) if given is None else tuple(given)
+            self._cuts[key] = PipelineConfig(style.schedule, ranks, style.stages_per_rank, layers)
         return self._cuts[key]
 
-    def resolve(self, choice: Choice) -> Resolved:
-        """The job as it runs under a choice.
+    def fewer_blocks(self, ranks: int, style: Style) -> tuple[int, int]:
+        """Blocks that the first and the last rank have fewer than most."""
+        key = (ranks, style)
+        if key not in self._fewer:
+            self._fewer[key] = fewer_blocks(self.cut(ranks, style)) if ranks > 1 else (0, 0)
+        return self._fewer[key]
+
+    def resolve(self, choice: Choice, derive: bool = False) -> Resolved:
+        """The job as it runs under a choice; `derive`: with the origin of each value in words.
 
         Raises:
             JobError: it cannot, whatever the search's own rules say.
         """
         return resolve_job(
             with_keys(self.job, choice.keys()), choice.layout.world_size, self.cluster.host,
-            ranks_per_host=self.cluster.devices_per_node, derive=False,
+            ranks_per_host=self.cluster.devices_per_node, derive=derive,
         )  # fmt: skip
 
     def weigh(self, choice: Choice, step: StepTime | None = None) -> Weighed | str:
@@ -162,5 +168,3 @@ def mfu(step: StepTime, setting: Setting) -> float:
     flop = training_flop_per_token(setting.spec, setting.sequence_length)
     peak = setting.device.peak.get(setting.precision) or max(setting.device.peak.values())
     return tokens_per_second(step, setting) * flop / peak
-
-

@@ -50,15 +50,25 @@ def peak_alive(config: PipelineConfig, microbatches: int, rank: int) -> int:
 
 def describe_pipeline(config: PipelineConfig, microbatches: int) -> tuple[str, str]:
     """Blocks of each stage, and what the schedule makes of them were they equal."""
-    equal = [StageSeconds(1.0, 1.0, 1.0)] * config.num_stages
-    played = play(config, microbatches, equal)
+    bubble, alive = _equal_stages(config, microbatches)
     per_rank = f" x {config.stages_per_rank}" if config.stages_per_rank > 1 else ""
     return (
         " ".join(str(blocks) for blocks in config.layers),
         f"blocks of the {config.num_stages} stages of {config.ranks}{per_rank} ranks; {config.schedule} over {microbatches} "
-        f"micro-batches waits {played.bubble:.0%} of a step of equal stages, and keeps up to "
-        f"{max(played.alive)} of them alive on a rank",
+        f"micro-batches waits {bubble:.0%} of a step of equal stages, and keeps up to "
+        f"{alive} of them alive on a rank",
     )
+
+
+def _equal_stages(config: PipelineConfig, microbatches: int) -> tuple[float, int]:
+    """Bubble of equal stages, and the most micro-batches alive on a rank: by closed forms where they hold, else played."""
+    full = 2 * config.ranks if config.schedule == "zbv" else config.ranks
+    if microbatches % config.ranks == 0 and microbatches >= full:
+        own = StageSeconds(*[float(config.stages_per_rank)] * 3)
+        alive = max(peak_alive(config, microbatches, rank) for rank in range(config.ranks))
+        return 1 - microbatches * own.total / ideal_seconds(config, microbatches, own), alive
+    played = play(config, microbatches, [StageSeconds(1.0, 1.0, 1.0)] * config.num_stages)
+    return played.bubble, max(played.alive)
 
 
 def own_parameters(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from paceline.model.flop import Convention, training_flop_per_token
+from paceline.model.spec import ModelSpec
 from paceline.plan.memory_rows import memory_records, memory_summary
 from paceline.plan.own_runs import read_own_run
 from paceline.plan.ranking import group_records
@@ -186,7 +188,7 @@ def _guesses(runs: Sequence[PublishedRun]) -> dict[int, float]:
             continue
         setting = run.setting
         tokens = setting.tokens_per_step / setting.layout.world_size
-        flop[id(run)] = tokens * training_flop_per_token(setting.spec, setting.sequence_length, CONVENTION)
+        flop[id(run)] = tokens * _flop_per_token(setting.spec, setting.sequence_length)
         rates[_kind(run)].append((id(run), flop[id(run)] / seconds))
     found = {}
     for run in runs:
@@ -194,6 +196,11 @@ def _guesses(runs: Sequence[PublishedRun]) -> dict[int, float]:
         if others:
             found[id(run)] = flop[id(run)] / statistics.median(others)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _flop_per_token(spec: ModelSpec, sequence_length: int) -> float:
+    return training_flop_per_token(spec, sequence_length, CONVENTION)
 
 
 def _kind(run: PublishedRun) -> tuple[str, str]:

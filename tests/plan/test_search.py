@@ -81,7 +81,7 @@ def test_the_search_finds_what_trying_everything_finds(name: str) -> None:
 )
 def test_bounds_are_below_the_exact_figures(words: tuple[str, ...], text: str) -> None:
     looking = Search(job(*words), cluster(text))
-    pool = looking.pool(looking._allowed())
+    pool = looking.pool(looking.allowed())
     runs = [i for i in range(pool.seconds.size) if pool.seconds[i] < float("inf")]
     for index in random.Random(0).sample(runs, min(150, len(runs))):
         weighed = looking.scale.weigh(pool.choice(index))

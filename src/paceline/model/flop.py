@@ -13,6 +13,7 @@ Packed documents do less attention than either says.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from paceline.model.spec import ModelSpec, parameters
@@ -28,6 +29,7 @@ def matmul_parameter_count(spec: ModelSpec) -> int:
     return block_matmul_parameter_count(spec) * spec.num_layers + spec.vocab_size * spec.dim
 
 
+@lru_cache(maxsize=256)
 def block_matmul_parameter_count(spec: ModelSpec) -> int:
     """Weights of one block's linear layers."""
     return sum(math.prod(p.shape) for p in parameters(spec) if p.layer == 0 and p.role in _MATMUL_ROLES)

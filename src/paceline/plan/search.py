@@ -105,7 +105,7 @@ class Search:
         return host.memory_bytes // cluster.devices_per_node if host.device_kind == "cpu" else host.device_memory_bytes
 
     def run(self, shown: int) -> Found:
-        allowed = self._allowed()
+        allowed = self.allowed()
         pool = self.pool(allowed)
         order = self.in_order(pool)
         best = self.walk(pool, order, shown)
@@ -121,7 +121,7 @@ class Search:
             int(pool.seconds.size), len(self.steps),
         )  # fmt: skip
 
-    def _allowed(self) -> list[Layout]:
+    def allowed(self) -> list[Layout]:
         found = []
         for layout in layouts(self.world):
             self.layouts += 1
@@ -219,7 +219,7 @@ class Search:
 
     def smallest(self) -> Weighed | None:
         """The choice that needs the least memory, as far as is known, whether it fits or not."""
-        return self.nearest(self.pool(self._allowed()))
+        return self.nearest(self.pool(self.allowed()))
 
     def _step(self, choice: Choice) -> StepTime:
         if choice not in self.steps:

@@ -10,7 +10,7 @@ from paceline.cluster.spec import Cluster
 from paceline.config import Setting as Given
 from paceline.errors import JobError
 from paceline.job.load import Job
-from paceline.job.resolve import MEMORY_SHARE, Resolved, decide_compile, resolve_job
+from paceline.job.resolve import Resolved, decide_compile, resolve_job
 from paceline.model.flop import training_flop_per_token
 from paceline.parallel.layout import AXES, Layout
 from paceline.parallel.pipeline.balance import balanced_layers, layer_costs
@@ -52,23 +52,8 @@ class Weighed(msgspec.Struct, frozen=True):
         return self.resolved.memory.total_bytes
 
     @property
-    def fits(self) -> bool:
-        """Whether a search takes it: a little stricter than whether it can run; see `fillable_bytes`."""
-        resolved = self.resolved
-        return self.memory_bytes <= fillable_bytes(resolved.host.device_kind, resolved.memory_available_bytes)
-
-    @property
     def headroom_bytes(self) -> int:
         return self.resolved.memory_available_bytes - self.memory_bytes
-
-
-def fillable_bytes(device_kind: str, available_bytes: int) -> int:
-    """What a search fills of a rank's memory: of a GPU's as much as a derived micro-batch may, 90%.
-
-    Allocators fragment, communicators need some, and a device has less than its name says: at 90% of it running out has a
-    chance of about 2% (`plan.verdict`), at 99% one of a half.
-    """
-    return available_bytes if device_kind == "cpu" else int(MEMORY_SHARE * available_bytes)
 
 
 class Scale:

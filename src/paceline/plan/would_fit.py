@@ -58,4 +58,4 @@ def _fits(job: Job, cluster: Cluster, nodes: int) -> Weighed | None:
         weighed = Search(job, msgspec.structs.replace(cluster, nodes=nodes)).smallest()
     except PacelineError:
         return None
-    return weighed if weighed is not None and weighed.fits else None
+    return weighed if weighed is not None and weighed.resolved.fits else None

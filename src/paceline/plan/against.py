@@ -39,11 +39,15 @@ WIDTHS = {"fp8": "8 bit", "fp4": "4 bit"}
 
 
 def against(path: Path) -> dict[str, Any]:
-    """The document of `plan --against`: `rows`, `summary`, `groups`.
+    """The document of `plan --against`: `rows`, `summary`, `groups`; of a directory, those of the run in it.
 
     Raises:
-        UsageError: the file is not one of published runs.
+        UsageError: it is neither a file of published runs nor the directory of a run of this host.
     """
+    if path.is_dir():
+        from paceline.plan.own_run import own_run  # it resolves a job, which published runs have no use for
+
+        return scoreboard([own_run(path)])
     return scoreboard(read_runs(path))
 
 

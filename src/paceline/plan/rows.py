@@ -96,7 +96,7 @@ def _run(row: Table) -> PublishedRun:
         setting=setting,
         measured=_measured(row, setting),
         reason=reason,
-        strategy=_strategy(setting) if setting else "",
+        strategy=strategy_of(setting) if setting else "",
         group=_group(row),
     )
 
@@ -144,7 +144,8 @@ def _group(row: Table) -> str:
     return "|".join(map(str, same))
 
 
-def _strategy(setting: Setting) -> str:
+def strategy_of(setting: Setting) -> str:
+    """The strategies that a setting combines, with a plus between."""
     layout = setting.layout
     data = {0: "dp", 1: "zero1", 2: "zero2", 3: "fsdp"}[setting.zero_stage]
     names = [data] if layout.dp > 1 else []

@@ -19,7 +19,9 @@ def test_a_device_promises_more_than_it_reaches_and_says_where_each_figure_stand
         assert list(curve.rates) == sorted(curve.rates) and 0.3 * best < curve.rates[-1] < best
         # A product that would take as long as its edges do reaches half of the best rate.
         small = curve.rates[-1] * EDGE_SECONDS
-        assert all(rate < curve.rates[-1] / 2 for size, rate in zip(curve.sizes, curve.rates, strict=True) if size < small)
+        assert all(
+            rate < curve.rates[-1] / 2 for size, rate in zip(curve.sizes, curve.rates, strict=True) if size < small
+        )
     assert 0.5 < found.memory_reached < 1
     if found.link is not None:
         assert 0.3 < found.link.reached <= 1 and found.link.source

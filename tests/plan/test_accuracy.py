@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from benchmarks.plan_accuracy import CAUSES, DOCUMENT, render
+
 from paceline.plan.against import STEP, against, summary
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "published_runs.jsonl"
@@ -65,7 +65,11 @@ def test_fitted_constants_meet_the_accuracy_asked_for(good: list[dict[str, Any]]
 
 def test_context_parallel_runs_are_met(good: list[dict[str, Any]]) -> None:
     found = summary([row for row in good if "cp" in row["strategy"]])
-    assert found["rows"] > 30 and found["median_absolute_relative_error"] < 0.05 and found["p90_absolute_relative_error"] < 0.12
+    assert (
+        found["rows"] > 30
+        and found["median_absolute_relative_error"] < 0.05
+        and found["p90_absolute_relative_error"] < 0.12
+    )
 
 
 def test_layouts_are_ranked(document: Mapping[str, Any]) -> None:
@@ -88,6 +92,4 @@ def test_what_is_far_off_has_a_cause(document: Mapping[str, Any]) -> None:
 
 
 def test_the_page_says_what_the_program_prints(document: Mapping[str, Any]) -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == render(document), (
-        "python -m benchmarks.plan_accuracy --write"
-    )
+    assert DOCUMENT.read_text(encoding="utf-8") == render(document), "python -m benchmarks.plan_accuracy --write"

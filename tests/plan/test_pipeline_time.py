@@ -21,7 +21,9 @@ def closed_form(schedule: Schedule, stages: list[Stage], microbatches: int, per_
     return pipeline_seconds(piped, stages)
 
 
-def played(schedule: ScheduleName, parts: list[tuple[float, float, float]], microbatches: int, per_rank: int = 1) -> float:
+def played(
+    schedule: ScheduleName, parts: list[tuple[float, float, float]], microbatches: int, per_rank: int = 1
+) -> float:
     config = PipelineConfig(schedule, RANKS, per_rank, (1,) * RANKS * per_rank)
     stages = [StageSeconds(f / per_rank, b / per_rank, w / per_rank) for f, b, w in parts] * per_rank
     return play(config, microbatches, stages).step_seconds

@@ -16,7 +16,6 @@ from typing import Any
 from paceline.model.flop import Convention, training_flop_per_token
 from paceline.model.spec import ModelSpec
 from paceline.plan.memory_rows import memory_records, memory_summary
-from paceline.plan.own_runs import read_own_run
 from paceline.plan.ranking import group_records
 from paceline.plan.rows import PublishedRun, read_runs
 from paceline.plan.setting import Setting
@@ -40,15 +39,16 @@ WIDTHS = {"fp8": "8 bit", "fp4": "4 bit"}
 
 
 def against(path: Path) -> dict[str, Any]:
-    """The document of `plan --against`: `rows`, `summary`, `groups`.
-
-    Args:
-        path: a file of published runs, or the directory of a run of ours.
+    """The document of `plan --against`: `rows`, `summary`, `groups`; of a directory, those of the run in it.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is neither a file of published runs nor the directory of a run of this host.
     """
-    return scoreboard([read_own_run(path)] if path.is_dir() else read_runs(path))
+    if path.is_dir():
+        from paceline.plan.own_run import own_run  # it resolves a job, which published runs have no use for
+
+        return scoreboard([own_run(path)])
+    return scoreboard(read_runs(path))
 
 
 def scoreboard(runs: Sequence[PublishedRun]) -> dict[str, Any]:

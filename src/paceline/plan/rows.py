@@ -145,7 +145,7 @@ def _group(row: Table) -> str:
 
 
 def strategy_of(setting: Setting) -> str:
-    """How a setting splits its work, in a word: `zero1+tp+pp`."""
+    """The strategies that a setting combines, with a plus between."""
     layout = setting.layout
     data = {0: "dp", 1: "zero1", 2: "zero2", 3: "fsdp"}[setting.zero_stage]
     names = [data] if layout.dp > 1 else []

@@ -20,9 +20,9 @@ from paceline.plan.software import Factors, software, software_names
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "plan-accuracy.md"
 CAUSES = ROOT / "tests" / "golden" / "published_runs.causes.toml"
-HEADER = (
-    "| | runs | median | P90 | bias | in range | guess | skill | fitted: median | P90 | without own source: median | P90 |"
-)
+COLUMNS = ("", "runs", "median", "P90", "bias", "in range", "guess", "skill", "fitted: median", "P90",
+           "without own source: median", "P90")  # fmt: skip
+HEADER = f"| {' | '.join(COLUMNS)} |"
 RULE = "|---|" + "---:|" * 11
 
 
@@ -59,15 +59,15 @@ def _introduction(document: Mapping[str, Any], steps: Sequence[Any], good: Seque
 Written by `python -m benchmarks.plan_accuracy --write`; a test holds this page to what the program prints.
 
 Each published run of `tests/golden/published_runs.jsonl` is predicted from its configuration alone, as
-`paceline plan --against tests/golden/published_runs.jsonl` does. {len(steps)} runs are predicted, {len(good)} of them of quality A or B
-(complete, or with small gaps); {skipped} lines are not, with the reasons at the end. All tables below are of quality A and B
-except where they say so.
+`paceline plan --against tests/golden/published_runs.jsonl` does. {len(steps)} runs are predicted, {len(good)} of them of
+quality A or B (complete, or with small gaps); {skipped} lines are not, with the reasons at the end. All tables below are of
+quality A and B except where they say so.
 
 Errors are of the seconds of a step: (predicted - measured) / measured, from catalogue priors alone. Median and P90 are of its
 absolute value, bias is the median with its sign. In range: the share of runs between the predicted P10 and P90. Guess: the
 median error of a guess that knows only the device, the median TFLOP/s of its other runs of as many bits; skill is 1 less the
-quotient of both. Fitted: with the constants of the device and software generation, at most one for {ROWS_EACH} runs; beside it with
-the constants fitted without the run's own source, which fall back on the priors where there is no other source.
+quotient of both. Fitted: with the constants of the device and software generation, at most one for {ROWS_EACH} runs; beside
+it with the constants fitted without the run's own source, which fall back on the priors where there is no other source.
 
 The habits of software generations (`src/paceline/plan/software`) and what devices sustain (`src/paceline/cluster/catalog`)
 were set with these runs in sight. What they say of runs that were not seen has to be judged on other ones."""
@@ -106,7 +106,12 @@ def _ranking(groups: Mapping[str, Any]) -> str:
 
 
 def _constants() -> str:
-    lines = ["## Fitted constants", "", "Factors on the seconds of a term, by `python -m benchmarks.fit_planner --write`.", ""]
+    lines = [
+        "## Fitted constants",
+        "",
+        "Factors on the seconds of a term, by `python -m benchmarks.fit_planner --write`.",
+        "",
+    ]
     lines += ["| software | device | runs | factors |", "|---|---|---:|---|"]
     for key in software_names():
         lines += [f"| {key} | {f.device} | {f.rows} | {_words(f.factors)} |" for f in software(key).fitted]
@@ -120,7 +125,12 @@ def _words(factors: Factors) -> str:
 
 def _far_off(steps: Iterable[Mapping[str, Any]]) -> str:
     causes = tomllib.loads(CAUSES.read_text(encoding="utf-8"))["far_off"]
-    lines = [f"## More than {FAR_OFF:.0%} off, of all qualities", "", "| run | quality | error | cause |", "|---|---|---:|---|"]
+    lines = [
+        f"## More than {FAR_OFF:.0%} off, of all qualities",
+        "",
+        "| run | quality | error | cause |",
+        "|---|---|---:|---|",
+    ]
     far = sorted((row for row in steps if abs(row["relative_error"]) > FAR_OFF), key=lambda row: row["relative_error"])
     lines += [
         f"| {row['id']} | {row['quality']} | {row['relative_error']:+.1%} | {causes.get(row['id'], 'not known')} |"
@@ -131,7 +141,9 @@ def _far_off(steps: Iterable[Mapping[str, Any]]) -> str:
 
 def _contradictions() -> str:
     found = tomllib.loads(CAUSES.read_text(encoding="utf-8"))["contradicts_itself"]
-    return "\n".join(["## Sources that contradict themselves", "", *(f"- {name}: {why}" for name, why in found.items())])
+    return "\n".join(
+        ["## Sources that contradict themselves", "", *(f"- {name}: {why}" for name, why in found.items())]
+    )
 
 
 def _not_modelled(document: Mapping[str, Any]) -> str:

@@ -79,9 +79,10 @@ def test_wrong_usage_is_2_and_names_the_nearest(launch: Launcher) -> None:
     refused(launch(["trian"]), 2, "no command 'trian'", "Did you mean paceline train?")
     refused(launch(["train", "--prosc", "2"]), 2, "--prosc", "paceline train --help")
     refused(launch(["train", "--procs", "0"]), 2, "--procs 0 starts nothing")
-    refused(launch(["plan"]), 2, "--fixed")
+    refused(launch(["plan", "--fixed", "--write"]), 2, "--fixed has no effect")
     refused(launch(["plan", "--fixed", "--cluster", "1x8xh100-sxm", "--procs", "2"]), 2, "--procs 2 has no effect")
-    refused(launch(["plan", "--fixed", "--cluster", "8xh100"]), 2, "8xh100", "NODESxDEVICESxDEVICE")
+    refused(launch(["plan", "--fixed", "--cluster", "8h100"]), 2, "8h100", "NODESxDEVICESxDEVICE")
+    refused(launch(["plan", "--fixed", "--cluster", "8xh100"]), 2, "no node type", "Did you mean dgx-h100?")
     refused(launch(["plan", "--fixed", "--cluster", "1x8xh10-sxm"]), 2, "Did you mean h100-sxm?")
 
 
@@ -92,7 +93,7 @@ def test_a_failure_prints_one_json_document(launch: Launcher) -> None:
     error = document["error"]
     assert error["key"] == "batch.global_batch" and error["values"]["global_batch"] == 7
     assert "do not divide" in error["reason"] and error["next"].startswith("Take batch.global_batch=")
-    usage = launch(["plan", "--json"])
+    usage = launch(["plan", "--write", "--json"])
     assert json.loads(usage.stdout)["exit"] == usage.returncode == 2
 
 

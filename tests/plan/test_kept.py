@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from paceline.parallel.layout import Layout
@@ -55,6 +56,8 @@ def test_selective_recomputation_of_products_keeps_every_second_one() -> None:
                      recompute="selective", recomputed="every other product")  # fmt: skip
     kept = block_bytes(chosen, habits_of("torchtitan-2024")).kept / 8192
     assert kept == 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32
+    compiled = block_bytes(msgspec.structs.replace(chosen, compile=True), habits_of("torchtitan-2024")).kept / 8192
+    assert kept - compiled == 2 * 4096, "a compiled block does not keep its last product, which no gradient needs"
 
 
 def test_full_recomputation_of_half_the_blocks_keeps_the_mean_of_both() -> None:
@@ -69,3 +72,16 @@ def test_what_is_not_kept_is_worked_on() -> None:
     """Kept and computed anew add up to all that a block without recomputation keeps, gradients apart."""
     none, full = (block_bytes(of_gpt(recompute=recompute), HABITS) for recompute in ("none", "full"))
     assert full.kept + full.working == pytest.approx(none.kept + none.working)
+
+
+def test_context_ranks_keep_their_share_and_work_on_keys_of_others() -> None:
+    whole = setting(llama(), sequence_length=8192, fused_attention=True, software="megatron-2023")
+    habits = habits_of("megatron-2023")
+    ring, gather = (
+        block_bytes(msgspec.structs.replace(whole, layout=Layout(cp=4), context_method=method), habits)
+        for method in ("ring", "gather")
+    )
+    one = block_bytes(whole, habits)
+    assert ring.kept == gather.kept == one.kept / 4
+    assert 4 * ring.working - one.working == 8192 * 2 * 2 * 1024 * 2
+    assert gather.working - ring.working == (8192 // 4) * 2 * 2 * 1024 * (4 - 2)

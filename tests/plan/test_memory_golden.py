@@ -89,6 +89,7 @@ def test_no_run_that_went_out_of_memory_is_said_to_fit_and_one_percent_of_verdic
     assert fits["false_fits"] == 0
     assert set(fits["wrong"]) == KNOWN_WRONG
     said = fits["rows"] - fits["not_said"]
+    assert fits["not_modelled"] == 0
     assert said > 500 and len(fits["wrong"]) <= 0.01 * said
     gone = [row for row in rows() if row["quantity"] == "fits" and row["measured"] == 0]
     assert len(gone) == 6 and sum(row["predicted"] == 0 for row in gone) >= 5
@@ -114,3 +115,21 @@ def test_a_stage_with_the_embedding_and_one_without() -> None:
 
 def _measured(fact: Mapping[str, Any]) -> float:
     return float(fact["measured"])
+
+
+def test_the_guide_shows_the_errors_that_the_program_prints() -> None:
+    page = (GOLDEN.parent.parent / "docs/guide/plan-memory.md").read_text()
+    summary = memory_summary(rows())
+    for quantity in ("memory_allocated_bytes", "memory_reserved_bytes", "memory_device_bytes"):
+        for source, found in summary[quantity]["by_source"].items():
+            figures = found["calibrated"]
+            median, p90_, bias = (
+                figures[key] for key in ("median_absolute_relative_error", "p90_absolute_relative_error", "bias")
+            )
+            shown = f"| {quantity[7:-6]} | {figures['rows']} | {median:.1%} | {p90_:.1%} | {bias:+.1%} |"
+            assert shown in page, f"{source}: {shown}"
+    fits = summary["fits"]
+    said = fits["rows"] - fits["not_said"]
+    assert (
+        f"Of {fits['rows']} modelled runs" in page and f"{said} get one here, and {len(fits['wrong'])} of those" in page
+    )

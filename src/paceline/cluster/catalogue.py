@@ -1,7 +1,8 @@
 """Reads the catalogue: a device or a network by its key. Imports no torch.
 
 A device's file gives what its data sheet promises (`peak`, `memory_bytes_per_second`), what was reached of it at the best
-shape (`reached`) and what is held for hours within its power (`sustained`); the curve over the size of a product follows from the seconds in which a kernel begins and ends.
+shape (`reached`) and what is held for hours within its power (`sustained`). The curve over the size of a product follows
+from these and from the seconds in which a kernel begins and ends.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Imports no torch. `plan` prints it, `train` records it beside the measured peak 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec

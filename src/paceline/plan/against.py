@@ -9,10 +9,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from paceline.model.flop import Convention, training_flop_per_token
+from paceline.model.spec import ModelSpec
 from paceline.plan.memory_rows import memory_records, memory_summary
 from paceline.plan.ranking import group_records
 from paceline.plan.rows import PublishedRun, read_runs
@@ -26,6 +28,10 @@ STEP = "step_seconds"
 CONVENTION: Convention = "causal"
 """How operations are counted for the guess that knows only the device; which does not matter, as it is the same for all."""
 
+FIGURES = ("measured", "predicted", "predicted_calibrated", "predicted_without_source", "relative_error", "p10", "p90",
+           "guess")  # fmt: skip
+"""Of a row, where it has them."""
+
 FAR_OFF = 0.25
 """Rows with a larger error are listed."""
 
@@ -33,11 +39,15 @@ WIDTHS = {"fp8": "8 bit", "fp4": "4 bit"}
 
 
 def against(path: Path) -> dict[str, Any]:
-    """The document of `plan --against`: `rows`, `summary`, `groups`.
+    """The document of `plan --against`: `rows`, `summary`, `groups`; of a directory, those of the run in it.
 
     Raises:
-        UsageError: the file is not one of published runs.
+        UsageError: it is neither a file of published runs nor the directory of a run of this host.
     """
+    if path.is_dir():
+        from paceline.plan.own_run import own_run  # it resolves a job, which published runs have no use for
+
+        return scoreboard([own_run(path)])
     return scoreboard(read_runs(path))
 
 
@@ -109,16 +119,29 @@ def _share(rows: Sequence[Row], low: str, high: str) -> float | None:
 def _rows(run: PublishedRun, guess: float | None) -> list[Row]:
     about = {"id": run.id, "source": run.source, "device": run.device, "quality": run.quality, "strategy": run.strategy,
              "software": run.setting.software if run.setting else ""}  # fmt: skip
-    nothing = dict.fromkeys(("measured", "predicted", "predicted_calibrated", "predicted_without_source", "relative_error", "p10", "p90", "guess"))
+    nothing = dict.fromkeys(FIGURES)
     if run.setting is None:
         unsaid: Row = {**about, **nothing, "reason": run.reason, "assumed": []}
         return [{**unsaid, "quantity": q, "measured": run.measured.get(q)} for q in run.measured or (STEP,)]
-    predicted = [row for predict in PREDICTORS for row in predict(run, run.setting)]
+    try:
+        predicted = [row for predict in PREDICTORS for row in predict(run, run.setting)]
+    except (ArithmeticError, ValueError) as error:
+        predicted = [{"quantity": q, "measured": run.measured.get(q), "reason": f"its figures contradict each other: {error}"}
+                     for q in run.measured or (STEP,)]  # fmt: skip
     if not predicted:
-        return [{**about, "quantity": STEP, **nothing, "reason": "nothing was measured that is predicted", "assumed": []}]
+        return [
+            {**about, "quantity": STEP, **nothing, "reason": "nothing was measured that is predicted", "assumed": []}
+        ]
     assumed = list(run.setting.assumed)
     return [
-        {**about, **nothing, "reason": None, **row, "guess": guess if row["quantity"] == STEP else None, "assumed": assumed}
+        {
+            **about,
+            **nothing,
+            "reason": None,
+            **row,
+            "guess": guess if row["quantity"] == STEP else None,
+            "assumed": assumed,
+        }
         for row in predicted
     ]
 
@@ -165,7 +188,7 @@ def _guesses(runs: Sequence[PublishedRun]) -> dict[int, float]:
             continue
         setting = run.setting
         tokens = setting.tokens_per_step / setting.layout.world_size
-        flop[id(run)] = tokens * training_flop_per_token(setting.spec, setting.sequence_length, CONVENTION)
+        flop[id(run)] = tokens * _flop_per_token(setting.spec, setting.sequence_length)
         rates[_kind(run)].append((id(run), flop[id(run)] / seconds))
     found = {}
     for run in runs:
@@ -173,6 +196,11 @@ def _guesses(runs: Sequence[PublishedRun]) -> dict[int, float]:
         if others:
             found[id(run)] = flop[id(run)] / statistics.median(others)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _flop_per_token(spec: ModelSpec, sequence_length: int) -> float:
+    return training_flop_per_token(spec, sequence_length, CONVENTION)
 
 
 def _kind(run: PublishedRun) -> tuple[str, str]:

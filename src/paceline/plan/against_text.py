@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.plan.memory_text import memory_lines
+
 HEADER = (
     f"{'':<34} {'rows':>5} {'median':>7} {'P90':>7} {'bias':>7} {'in range':>8} {'guess':>7} {'skill':>6}"
     f" | {'fitted median':>13} {'P90':>7}"
@@ -20,7 +22,7 @@ def describe_against(document: Mapping[str, Any]) -> str:
     for key in ("source", "device", "quality", "strategy", "software"):
         lines += ["", f"by {key}"]
         lines += [_line(name or "-", errors) for name, errors in summary[f"by_{key}"].items()]
-    lines += ["", _ranking(document["groups"])]
+    lines += ["", _ranking(document["groups"]), "", *memory_lines(summary["memory"])]
     if summary["far_off"]:
         lines += ["", f"more than 25% off: {', '.join(summary['far_off'])}"]
     reasons = list(summary["not_modelled"].items())

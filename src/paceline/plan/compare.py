@@ -50,6 +50,9 @@ def _document(job: Job, cluster: Cluster, words: list[str]) -> dict[str, Any]:
 def _row(document: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
     chosen = document["chosen"] or {}
     kept = ("layout", "step_seconds", "tokens_per_second_per_device", "mfu", "run_seconds", "cost")
-    return {"cluster": cluster.text, "devices": cluster.devices, "fits": bool(chosen), **{k: chosen.get(k) for k in kept}}
-
-
+    return {
+        "cluster": cluster.text,
+        "devices": cluster.devices,
+        "fits": bool(chosen),
+        **{k: chosen.get(k) for k in kept},
+    }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -92,7 +93,9 @@ class Rates(msgspec.Struct, frozen=True):
 
     def move(self, size_bytes: float) -> float:
         """Seconds to read and write so many bytes in all."""
-        return size_bytes / (self.device.memory_bytes_per_second * self.device.memory_reached) * self.factors.memory
+        return (
+            float(size_bytes) / (self.device.memory_bytes_per_second * self.device.memory_reached) * self.factors.memory
+        )
 
     def host(self, kernels: float) -> float:
         """Seconds in which the host launches kernels."""
@@ -100,8 +103,15 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 def curve_of(device: Device, kind: ProductType) -> Curve:
-    """The curve of products of an element type, or of the widest one that the device has."""
-    return next((curve for curve in device.curves if curve.dtype == kind), device.curves[0])
+    """The curve of products of an element type, or of the first one that the device has."""
+    products = [curve for curve in device.curves if curve.operation == "matmul"]
+    return next((curve for curve in products if curve.dtype == kind), products[0])
+
+
+def measured_attention(device: Device, kind: ProductType, length: int) -> float | None:
+    """FLOP/s of fused attention's forward pass at a sequence length, where it was measured."""
+    found = next((c for c in device.curves if c.operation == "attention" and c.dtype == kind), None)
+    return None if found is None else min(rate_at(found, length), max(found.rates))
 
 
 def rate_at(curve: Curve, flop: float) -> float:
@@ -113,9 +123,10 @@ def rate_at(curve: Curve, flop: float) -> float:
     if at == len(sizes):
         return rates[-1]
     share = math.log(flop / sizes[at - 1]) / math.log(sizes[at] / sizes[at - 1])
-    return rates[at - 1] * (rates[at] / rates[at - 1]) ** share
+    return float(rates[at - 1] * (rates[at] / rates[at - 1]) ** share)
 
 
+@lru_cache(maxsize=1 << 14)
 def filled(m: float, n: float, units: int) -> float:
     """Share of its rate that a product of m x n results reaches as its tiles fill the multiprocessors unevenly."""
     if not units:
@@ -189,9 +200,7 @@ def optimizer_seconds(weights: float, rates: Rates) -> float:
     return rates.move(weights * rates.software.optimizer_bytes)
 
 
-def _casts(
-    setting: Setting, rates: Rates, shapes: Sequence[tuple[float, float]], tokens: float
-) -> tuple[float, float]:
+def _casts(setting: Setting, rates: Rates, shapes: Sequence[tuple[float, float]], tokens: float) -> tuple[float, float]:
     """Numbers are narrowed before products of 8 and 4 bits, as they are and turned round, forward and backward."""
     if setting.precision not in ("fp8", "fp4"):
         return 0.0, 0.0
@@ -213,6 +222,10 @@ def _attention(setting: Setting, rates: Rates) -> tuple[float, float]:
         flop = 4 * scores * spec.head_dim / 2
         padded = spec.head_dim / (math.ceil(spec.head_dim / 64) * 64) * (0.9 if spec.head_dim <= 64 else 1.0)
         share = padded * length / (length + SHORT_SEQUENCE)
+        measured = measured_attention(rates.device, wide, length)
+        if measured is not None:
+            there = flop / measured * rates.factors.matmul
+            return there, 2.5 * there
         forward, backward = rates.software.attention_reached(rates.device.key)
         scale = rates.factors.matmul / (peak * share)
         return flop / forward * scale, 2.5 * flop / backward * scale

@@ -79,9 +79,9 @@ def context_seconds(setting: Setting, factor: float = 1.0) -> Both:
         return Both(0.0, 0.0)
     spec = _one_block(setting.spec, setting.software)
     work = Work(spec, setting.microbatch, 1, setting.sequence_length, 2, 2)
-    method = "alltoall" if setting.context_method == "alltoall" else "gather"
+    config = ContextConfig(method="alltoall" if setting.context_method == "alltoall" else "gather")
     group = group_of(layout, ("cp",), setting.devices_per_node)
-    found = context_exchange(work, layout, ContextConfig(method=method))
+    found = context_exchange(work, layout, config)
     forward = _sum(found[:1], group, setting, factor)
     again = forward * setting.recomputed_layers if setting.recompute == "full" else 0.0
     return Both(forward, _sum(found[1:], group, setting, factor), again)
@@ -133,5 +133,3 @@ def _one_block(spec: ModelSpec, software: str) -> ModelSpec:
 
 def _sum(collectives: Iterable[Collective], group: Group, setting: Setting, factor: float) -> float:
     return sum(seconds(c, group, setting, factor) for c in collectives)
-
-

@@ -150,7 +150,7 @@ def memory_line(memory: dict[str, Any]) -> str:
     three = ", ".join(f"{name} {format_bytes(memory[f'{name}_bytes'])}" for name in ("allocated", "reserved", "device"))
     low, high = (format_bytes(memory[f"device_{p}_bytes"]) for p in ("p10", "p90"))
     return (
-        f"{three} ({low} to {high} with a probability of 80%); out of memory with one of "
+        f"{three} ({low} to {high} with a probability of 80%); out of memory with a probability of "
         f"{format_percent(memory['oom_probability'])}"
     )
 

@@ -68,8 +68,18 @@ def block_bytes(setting: Setting, habits: Habits) -> BlockBytes:
     gradients = split.number * (2 * spec.dim / split.stream + (gate + 1) * spec.ffn_dim / split.tp)
     if setting.sequence_parallel:
         gradients += split.number * spec.dim
+    gradients += _exchanged(setting, split)
     tokens = split.tokens
     return BlockBytes(tokens * kept, tokens * stream, tokens * (whole - kept + gradients))
+
+
+def _exchanged(setting: Setting, split: Split) -> float:
+    """Per token, keys and values of other context ranks: all of them, or those of the next rank and its gradients'."""
+    ranks = setting.layout.cp
+    if ranks == 1:
+        return 0.0
+    held = ranks if setting.context_method == "gather" else 2
+    return 2 * split.number * _kv(setting, split) * held
 
 
 def _under_recompute(setting: Setting, habits: Habits, split: Split, whole: float, scores: float) -> float:
@@ -124,10 +134,14 @@ def _scores(setting: Setting, split: Split) -> float:
 
 def _every_second_product(setting: Setting, split: Split) -> float:
     """Per token, selective recomputation of torchtitan: the block's input, the outputs of every second product (queries,
-    values, the gate, what the block ends with) and of attention, and what a reduce-scatter gave."""
+    values, the gate, the block's last) and of attention, and what a reduce-scatter gave.
+
+    Eager code keeps what it was told to keep; a compiled block leaves out what its backward does not read, which is the last
+    product's output and what was reduced of it.
+    """
     spec = setting.spec
-    query, kv = spec.num_heads * spec.head_dim / split.tp, _kv(setting, split)
-    numbers = 2 * spec.dim / split.stream + 2 * query + kv + spec.ffn_dim / split.tp
-    if split.tp > 1:
-        numbers += spec.dim / split.stream
+    query, kv, stream = spec.num_heads * spec.head_dim / split.tp, _kv(setting, split), spec.dim / split.stream
+    numbers = stream + 2 * query + kv + spec.ffn_dim / split.tp
+    reduced = stream if split.tp > 1 else 0.0
+    numbers += reduced if setting.compile else 2 * reduced + spec.dim
     return split.number * numbers + LOG_SUM_EXP_BYTES * spec.num_heads / split.tp

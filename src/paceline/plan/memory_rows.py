@@ -155,11 +155,13 @@ def memory_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found[quantity] = {
             "overall": _errors(of), "by_source": {s: _errors([r for r in of if r["source"] == s]) for s in sources}
         }  # fmt: skip
-    said = [row for row in rows if row["quantity"] == "fits" and row["measured"] is not None]
-    given = [row for row in said if row["predicted"] is not None]
+    told = [row for row in rows if row["quantity"] == "fits" and row["measured"] is not None]
+    modelled = [row for row in told if "oom_probability" in row]
+    given = [row for row in modelled if row["predicted"] is not None]
     found["fits"] = {
-        "rows": len(said),
-        "not_said": len(said) - len(given),
+        "rows": len(told),
+        "not_modelled": len(told) - len(modelled),
+        "not_said": len(modelled) - len(given),
         "wrong": sorted(row["id"] for row in given if row["predicted"] != row["measured"]),
         "false_fits": sum(row["predicted"] > row["measured"] for row in given),
         "false_oom": sum(row["predicted"] < row["measured"] for row in given),
@@ -213,6 +215,8 @@ def _fragmented(setting: Setting, memory: DeviceMemory) -> bool:
     """Whether what an interleaved pipeline's allocator may waste would not fit."""
     habits = habits_of(setting.memory_habits or setting.software, setting.precision)
     waste = habits.fragments if setting.layout.pp > 1 and setting.stages_per_rank > 1 else 0.0
+    if not waste:
+        return False
     return memory.allocated_bytes * (1 + waste) + habits.context_bytes > usable_bytes(setting)
 
 

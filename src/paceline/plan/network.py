@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from paceline.cluster.device import Link
+from paceline.cluster.measured import ACROSS_NODES, IN_NODE, Fit
 from paceline.parallel.layout import AXES, Layout
 from paceline.parallel.strategy import Collective, CollectiveKind
 from paceline.parallel.wire import bus_factor
@@ -63,6 +63,10 @@ def seconds_of(
     """Seconds of `calls` calls that carry `size_bytes` in all, counted as nccl-tests does."""
     if group.ranks == 1 or calls == 0:
         return 0.0
+    measured = _measured(kind, group, setting)
+    if measured is not None:
+        as_there = bus_factor(kind, group.ranks) / bus_factor(kind, measured.ranks)
+        return calls * measured.seconds(size_bytes / calls) * as_there * factor
     moved = bus_factor(kind, group.ranks) * size_bytes / bus_bandwidth(kind, group, setting)
     return (moved + calls * (START_SECONDS + _latency(kind, group, setting))) * factor
 
@@ -78,6 +82,13 @@ def send_seconds(size_bytes: float, across_nodes: bool, setting: Setting, factor
     if way is None:
         return 0.0
     return (START_SECONDS + way.latency_seconds + size_bytes / way.reached_bytes_per_second) * factor
+
+
+def _measured(kind: CollectiveKind, group: Group, setting: Setting) -> Fit | None:
+    """What was measured of a collective inside a node or between nodes, of as many ranks as can be."""
+    tier = IN_NODE if group.nodes == 1 else ACROSS_NODES
+    found = [fit for fit in setting.fits if fit.collective == kind and fit.tier == tier]
+    return min(found, key=lambda fit: abs(fit.ranks - group.ranks), default=None)
 
 
 def _latency(kind: CollectiveKind, group: Group, setting: Setting) -> float:

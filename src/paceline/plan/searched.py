@@ -21,6 +21,9 @@ from paceline.plan.weigh import Weighed
 TRIAL_STEPS = 20
 """Steps of a trial: the first few begin cold, and the median of the rest settles within a few."""
 
+UNSAID = (("parallel.recompute", "none"),)
+"""What a trial's command leaves out: it is so anyhow."""
+
 TRIED = 3
 """Layouts that a trial compares at most: a shortlist of three holds the best one nearly always (planner's own groups)."""
 
@@ -33,6 +36,9 @@ def found_plan(found: Found, job: Job, cluster: Cluster, words: list[str]) -> di
     """
     ranked = [layout_record(w, cluster) for w in found.ranked]
     chosen = ranked[0] if ranked else None
+    if chosen is not None:
+        per_node = min(cluster.devices_per_node, cluster.devices)
+        chosen["collectives"] = traffic(found.ranked[0].resolved, per_node, cluster.measured)
     return {
         "cluster": cluster.text,
         "chosen": chosen,
@@ -59,12 +65,13 @@ def layout_record(weighed: Weighed, cluster: Cluster) -> dict[str, Any]:
         "fits": resolved.fits,
         **({} if resolved.fits else {"reason": misfit(resolved)}),
         "memory": {
-            "stages": [m.to_record() for m in resolved.stages], "heaviest": resolved.heaviest, **three_figures(resolved)
+            "stages": [m.to_record() for m in resolved.stages],
+            "heaviest": resolved.heaviest,
+            **three_figures(resolved),
         },
         "memory_available_bytes": resolved.memory_available_bytes,
         "checkpoint_bytes": checkpoint_size(resolved),
         "axes": axes(resolved, per_node),
-        "collectives": traffic(resolved, per_node, cluster.measured),
         **time_figures(weighed.step, weighed.setting, resolved.steps),
     }
 
@@ -86,8 +93,10 @@ def tied(ranked: tuple[Weighed, ...], words: list[str]) -> dict[str, Any] | None
 
 
 def trial(weighed: Weighed, words: list[str], number: int) -> str:
-    """The command of a short run in one layout."""
-    keys = {**weighed.choice.keys(), "run.steps": TRIAL_STEPS, "run.name": f"trial-{number}", "run.eval_every": 0}
+    """The command of a short run in one layout. `dp_replicate` is left to be what the other degrees leave."""
+    keys = {key: value for key, value in weighed.choice.keys().items() if (key, value) not in UNSAID}
+    keys.pop("parallel.dp_replicate")
+    keys |= {"run.steps": TRIAL_STEPS, "run.name": f"trial-{number}"}
     kept = [w for w in words if "=" not in w or w.split("=")[0] not in {*keys, "run.tokens", "run.epochs"}]
     return shlex.join(["paceline", "train", *kept, *(f"{key}={value}" for key, value in keys.items())])
 

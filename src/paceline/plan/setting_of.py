@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 
-from paceline.cluster.device import Device, Link
+from paceline.cluster.device import Device, Link, ProductType
 from paceline.cluster.measured import ACROSS_NODES, IN_NODE, Compute, Curve, MeasuredCluster, TierName
 from paceline.cluster.spec import Cluster
 from paceline.job.resolve import Resolved
@@ -38,7 +38,7 @@ def setting_of(resolved: Resolved, cluster: Cluster) -> Setting:
         link=found.link if few > 1 else None, fabric=found.fabric if layout.world_size > few else None,
         layout=layout, microbatch=resolved.batch.microbatch, accumulation=resolved.batch.accumulation,
         sequence_length=resolved.job.data.sequence_length,
-        precision=cast("str", resolved.precision),  # type: ignore[arg-type]
+        precision=cast("ProductType", resolved.precision),
         recompute=resolved.transforms.recompute,
         zero_stage=resolved.fsdp.zero_stage if layout.dp_shard > 1 else 0,
         schedule=pipeline.schedule, stages_per_rank=pipeline.stages_per_rank,
@@ -47,7 +47,8 @@ def setting_of(resolved: Resolved, cluster: Cluster) -> Setting:
         fused_attention=not resolved.spec.attention_dropout, compile=resolved.compile,
         loss_chunk_tokens=resolved.transforms.loss_chunk_tokens,
         reduce_every_microbatch=layout.dp_shard > 1 and resolved.fsdp.reduce_every_microbatch,
-        layers=pipeline.layers if resolved.job.parallel.pp_layers else (), parameter_dtype=resolved.transforms.parameter_dtype,
+        layers=pipeline.layers if resolved.job.parallel.pp_layers else (),
+        parameter_dtype=resolved.transforms.parameter_dtype,
         offload=resolved.transforms.offload, ddp=resolved.ddp, optimizer=resolved.job.optimizer,
         fits=cluster.measured.collectives.fits if cluster.measured and cluster.measured.collectives else (),
         assumed=found.assumed,
@@ -90,7 +91,7 @@ def measured_device(device: Device, compute: Compute) -> Device:
     )  # fmt: skip
     best = {c.dtype: max(c.rates) for c in products if c.operation == "matmul"}
     # A processor has no data sheet: what its products reached at best stands for its peak.
-    peak = {**device.peak, **best} if device.kind == "cpu" else device.peak
+    peak = device.peak if device.kind != "cpu" else {**device.peak, **cast("dict[ProductType, float]", best)}
     return msgspec.structs.replace(
         device, curves=products, peak=peak, memory_bytes_per_second=compute.memory_bytes_per_second, memory_reached=1.0,
         launch_seconds=compute.launch_seconds, sources=(*device.sources, f"measured {compute.date}"),

@@ -44,7 +44,9 @@ class Choice(NamedTuple):
     def keys(self) -> dict[str, Any]:
         """The `section.key` values that make a job run so; only those that have an effect."""
         layout, style = self.layout, self.style
-        found: dict[str, Any] = {f"parallel.{a}": d for a, d in layout.degrees().items() if d > 1 or a == "dp_replicate"}
+        found: dict[str, Any] = {
+            f"parallel.{a}": d for a, d in layout.degrees().items() if d > 1 or a == "dp_replicate"
+        }
         if layout.pp > 1:
             found["parallel.pp_schedule"] = style.schedule
             found["parallel.pp_stages_per_rank"] = style.stages_per_rank
@@ -124,7 +126,11 @@ class Limits(msgspec.Struct, frozen=True):
     def of(cls, spec: ModelSpec, job: Job) -> Limits:
         heads = (spec.num_heads, spec.num_kv_heads) if job.parallel.cp_method == "alltoall" else None
         return cls(
-            spec.num_layers, job.data.sequence_length, int(job.batch.global_batch), frozenset(degrees_that_work(spec)), heads
+            spec.num_layers,
+            job.data.sequence_length,
+            int(job.batch.global_batch),
+            frozenset(degrees_that_work(spec)),
+            heads,
         )
 
 
@@ -166,7 +172,9 @@ def styles(layout: Layout, limits: Limits, held: Held) -> list[Style]:
     if layout.pp == 1:
         stages = (1, 2, 3) if layout.dp_shard > 1 else (0,)
         kept = [s for s in stages if held.zero_stage in (None, s)]
-        return [Style(DEFAULT_SCHEDULE, 1, s) for s in kept] if held.schedule is held.num_stages is None else []
+        return (
+            [Style(DEFAULT_SCHEDULE, 1, s) for s in kept] if held.schedule is None and held.num_stages is None else []
+        )
     sharded = 1 if layout.dp_shard > 1 else 0
     if held.zero_stage not in (None, sharded):
         return []

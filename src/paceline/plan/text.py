@@ -21,12 +21,12 @@ def table(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]
     return lines
 
 
-def wrapped(text: str, indent: str = "  ", first: str = "- ") -> list[str]:
-    """A sentence in lines of at most `WIDTH` columns."""
-    lines, line = [], indent[: len(indent) - len(first)] + first
+def wrapped(text: str, indent: str = "  ", first: str = "- ", width: int = WIDTH) -> list[str]:
+    """A sentence in lines of at most `width` columns, the first behind `first`, the others behind `indent`."""
+    lines, line = [], first
     start = len(line)
     for word in text.split():
-        if len(line) > start and len(line) + len(word) + 1 > WIDTH:
+        if len(line) > start and len(line) + len(word) + 1 > width:
             lines.append(line)
             line, start = indent, len(indent)
         line += word if len(line) == start else f" {word}"
@@ -35,7 +35,7 @@ def wrapped(text: str, indent: str = "  ", first: str = "- ") -> list[str]:
 
 def describe_found(document: Mapping[str, Any]) -> str:
     """The plan as text."""
-    lines = [f"cluster {document['cluster']}"]
+    lines = [*clusters(document.get("clusters", ())), f"cluster {document['cluster']}"]
     chosen = document["chosen"]
     if chosen is None:
         lines += nothing_fits(document)
@@ -62,6 +62,23 @@ def headline(chosen: Mapping[str, Any]) -> list[str]:
     if run is not None:
         told.append(f"  the run: {format_seconds(run)} of training" + money(chosen["cost"]))
     return told
+
+
+def clusters(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The best layout of each cluster beside those of the others; nothing where there is one."""
+    if not rows:
+        return []
+    told = [["cluster", "layout", "step", "run", "cost"]]
+    for row in rows:
+        if not row["fits"]:
+            told.append([row["cluster"], "nothing fits", "-", "-", "-"])
+            continue
+        run, cost = row["run_seconds"], row["cost"]
+        told.append([
+            row["cluster"], short_words(row["layout"]), format_seconds(row["step_seconds"]),
+            "-" if run is None else format_seconds(run), "-" if not cost else money(cost)[2:].removesuffix(" with failures"),
+        ])  # fmt: skip
+    return [*table(told, right=(2, 3, 4)), ""]
 
 
 def money(cost: Any) -> str:
@@ -119,7 +136,13 @@ def ties(tied: Mapping[str, Any] | None) -> list[str]:
         return []
     count = len(tied["layouts"])
     told = f"not ranked among each other: the first {count}, whose ranges overlap. A short trial tells them apart:"
-    return ["", *wrapped(told, indent="", first=""), *(f"  {command}" for command in tied["trials"])]
+    return ["", *wrapped(told, indent="", first=""), *(line for trial in tied["trials"] for line in command(trial))]
+
+
+def command(text: str) -> list[str]:
+    """A command over several lines, as a shell reads it."""
+    lines = wrapped(text, indent="      ", first="  ", width=WIDTH - 2)
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
 def parts(chosen: Mapping[str, Any]) -> list[str]:
@@ -136,7 +159,9 @@ def memory(chosen: Mapping[str, Any]) -> list[str]:
     where = f", rank {heaviest} of pp" if len(stages) > 1 else ""
     available = format_bytes(chosen["memory_available_bytes"])
     told = [f"{k.removesuffix('_bytes')} {format_bytes(v)}" for k, v in stages[heaviest].items() if v]
-    return wrapped(f"memory of a rank{where}, of {available}: {', '.join(told)}", first="", indent="")
+    chance = chosen["memory"].get("oom_probability")
+    risk = "" if chance is None else f"; it runs out with a chance of {format_percent(chance)}"
+    return wrapped(f"memory of a rank{where}, of {available}: {', '.join(told)}{risk}", first="", indent="")
 
 
 def front(points: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -144,7 +169,9 @@ def front(points: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(points) < 2:
         return []
     rows = [["more memory free, for time", "step", "free"]]
-    rows += [[short_words(p["layout"]), format_seconds(p["step_seconds"]), format_bytes(p["headroom_bytes"])] for p in points]
+    rows += [
+        [short_words(p["layout"]), format_seconds(p["step_seconds"]), format_bytes(p["headroom_bytes"])] for p in points
+    ]
     return ["", *table(rows, right=(1, 2))]
 
 

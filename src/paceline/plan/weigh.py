@@ -12,7 +12,6 @@ from paceline.errors import JobError
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, decide_compile, resolve_job
 from paceline.model.flop import training_flop_per_token
-from paceline.parallel.batch import BatchPlan
 from paceline.parallel.layout import AXES, Layout
 from paceline.parallel.pipeline.balance import balanced_layers, layer_costs
 from paceline.parallel.pipeline.config import NO_PIPELINE, SPLIT_BACKWARD, PipelineConfig
@@ -169,5 +168,3 @@ def mfu(step: StepTime, setting: Setting) -> float:
     flop = training_flop_per_token(setting.spec, setting.sequence_length)
     peak = setting.device.peak.get(setting.precision) or max(setting.device.peak.values())
     return tokens_per_second(step, setting) * flop / peak
-
-

@@ -25,11 +25,15 @@ def would_fit(job: Job, cluster: Cluster, nearest: Weighed | None) -> list[str]:
             f"{format_bytes(weighed.memory_bytes)} of a rank"
         )
     if nearest is not None:
-        ways.append(f"or devices with at least {format_bytes(nearest.memory_bytes)} of memory each, in the nearest layout")
+        ways.append(
+            f"or devices with at least {format_bytes(nearest.memory_bytes)} of memory each, in the nearest layout"
+        )
         moments = nearest.resolved.memory.moments_bytes
         if job.optimizer.name == "adamw" and nearest.resolved.transforms.offload.place == "none" and moments:
             place = "disk" if cluster.host.device_kind == "cpu" else "host"
-            ways.append(f"parallel.offload={place} takes {format_bytes(moments)} of moments out of it, for slower steps")
+            ways.append(
+                f"parallel.offload={place} takes {format_bytes(moments)} of moments out of it, for slower steps"
+            )
     return ways
 
 

@@ -17,7 +17,6 @@ import msgspec
 from paceline.parallel.pipeline.config import PipelineConfig
 from paceline.parallel.pipeline.order import Action, order, order_of
 
-
 _KEEPS = {"F": 1, "B": -1, "I": 0, "W": -1}
 """What a pass adds to the micro-batches that a stage keeps."""
 

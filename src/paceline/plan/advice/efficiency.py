@@ -37,7 +37,8 @@ def line(facts: Facts) -> Advice | None:
         )
     else:
         efficiency = work / facts.best.seconds
-        told = f"{format_seconds(work)} of {format_seconds(facts.best.seconds)} a step are work that one device would have too"
+        step = format_seconds(facts.best.seconds)
+        told = f"{format_seconds(work)} of {step} a step are work that one device would have too"
     if efficiency >= LEAST:
         return None
     lost = {name: seconds for name, seconds in parts.items() if name not in WORK and seconds}

@@ -48,7 +48,7 @@ class OneThreadGloo(metaclass=_IsGloo):
 
 def run_one_at_a_time() -> None:
     """From now on `torch.distributed` makes Gloo groups with one thread. Call it before the first group is made."""
-    distributed_c10d.ProcessGroupGloo = OneThreadGloo  # type: ignore[misc,assignment]
+    distributed_c10d.ProcessGroupGloo = OneThreadGloo  # type: ignore[misc]
 
 
 def _devices() -> list[Any]:

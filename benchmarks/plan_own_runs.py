@@ -21,11 +21,12 @@ from benchmarks.launch import environment
 from benchmarks.program import finish, parser
 from benchmarks.record import ROOT, Figure, say
 from benchmarks.text import one_document_words
+from paceline.cluster.spec import MEASURED_FILE
 from paceline.units import format_percent, format_seconds
 
 WORST, MEDIAN = 0.15, 0.07
 PROCS = 2
-STEPS, QUICK_STEPS = 16, 4
+STEPS, QUICK_STEPS = 12, 4
 
 
 class Run(NamedTuple):
@@ -53,12 +54,12 @@ RUNS = (
 )
 
 
-def paceline(*words: str, limit: float = 300.0) -> str:
-    """The output of a command."""
+def paceline(*words: str, folder: Path = ROOT, limit: float = 300.0) -> str:
+    """The output of a command in a folder."""
     command = [sys.executable, "-m", "paceline", *words]
     done = subprocess.run(
         command,
-        cwd=ROOT,
+        cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -68,13 +69,12 @@ def paceline(*words: str, limit: float = 300.0) -> str:
     return done.stdout.decode()
 
 
-def measure_cluster(folder: Path, quick: bool) -> Path:
-    """The file of what two ranks of this machine do."""
-    path = folder / "cluster.toml"
+def measure_cluster(folder: Path, quick: bool) -> None:
+    """Measure what two ranks of this machine do; a plan in the folder finds it."""
+    path = folder / MEASURED_FILE
     largest = "1MiB" if quick else "16MiB"
     paceline("bench", "collectives", "--procs", str(PROCS), "--max", largest, "--save", str(path), "--json")
     paceline("bench", "compute", "--procs", str(PROCS), "--save", str(path), "--json")
-    return path
 
 
 def words_of(run: Run) -> list[str]:
@@ -82,9 +82,9 @@ def words_of(run: Run) -> list[str]:
     return [*base, "parallel.compile=false", *run.words]
 
 
-def predicted(run: Run, cluster: Path) -> dict[str, Any]:
+def predicted(run: Run, folder: Path) -> dict[str, Any]:
     """The plan's chosen layout, which is the given one."""
-    text = paceline("plan", *words_of(run), "--fixed", "--cluster", str(cluster), "--procs", str(run.procs), "--json")
+    text = paceline("plan", *words_of(run), "--fixed", "--procs", str(run.procs), "--json", folder=folder)
     chosen: dict[str, Any] = json.loads(text)["chosen"]
     return chosen
 
@@ -108,10 +108,10 @@ def main() -> int:
     figures, details = [], []
     with tempfile.TemporaryDirectory(prefix="paceline-own-") as name:
         folder = Path(name)
-        cluster = measure_cluster(folder, args.quick)
+        measure_cluster(folder, args.quick)
         say("measured the cluster")
         for run in RUNS[:2] if args.quick else RUNS:
-            plan, took = predicted(run, cluster), measured(run, folder, QUICK_STEPS if args.quick else STEPS)
+            plan, took = predicted(run, folder), measured(run, folder, QUICK_STEPS if args.quick else STEPS)
             error = plan["step_seconds"] / took - 1
             details.append({"run": run.name, "measured": took, "error": error, "plan": plan["step_seconds"]})
             told = f"{format_percent(error)}: {format_seconds(plan['step_seconds'])} for {format_seconds(took)}"

@@ -16,6 +16,8 @@ import math
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from paceline.model.spec import ModelSpec, parameters
 
 Convention = Literal["palm", "causal"]
@@ -32,7 +34,8 @@ def matmul_parameter_count(spec: ModelSpec) -> int:
 @lru_cache(maxsize=256)
 def block_matmul_parameter_count(spec: ModelSpec) -> int:
     """Weights of one block's linear layers."""
-    return sum(math.prod(p.shape) for p in parameters(spec) if p.layer == 0 and p.role in _MATMUL_ROLES)
+    one = msgspec.structs.replace(spec, num_layers=1)
+    return sum(math.prod(p.shape) for p in parameters(one) if p.layer == 0 and p.role in _MATMUL_ROLES)
 
 
 def attention_flop_per_token(spec: ModelSpec, sequence_length: int, convention: Convention = "palm") -> float:

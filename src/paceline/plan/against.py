@@ -9,10 +9,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from paceline.model.flop import Convention, training_flop_per_token
+from paceline.model.spec import ModelSpec
 from paceline.plan.memory_rows import memory_records, memory_summary
 from paceline.plan.ranking import group_records
 from paceline.plan.rows import PublishedRun, read_runs
@@ -37,11 +39,15 @@ WIDTHS = {"fp8": "8 bit", "fp4": "4 bit"}
 
 
 def against(path: Path) -> dict[str, Any]:
-    """The document of `plan --against`: `rows`, `summary`, `groups`.
+    """The document of `plan --against`: `rows`, `summary`, `groups`; of a directory, those of the run in it.
 
     Raises:
-        UsageError: the file is not one of published runs.
+        UsageError: it is neither a file of published runs nor the directory of a run of this host.
     """
+    if path.is_dir():
+        from paceline.plan.own_run import own_run  # it resolves a job, which published runs have no use for
+
+        return scoreboard([own_run(path)])
     return scoreboard(read_runs(path))
 
 
@@ -182,7 +188,7 @@ def _guesses(runs: Sequence[PublishedRun]) -> dict[int, float]:
             continue
         setting = run.setting
         tokens = setting.tokens_per_step / setting.layout.world_size
-        flop[id(run)] = tokens * training_flop_per_token(setting.spec, setting.sequence_length, CONVENTION)
+        flop[id(run)] = tokens * _flop_per_token(setting.spec, setting.sequence_length)
         rates[_kind(run)].append((id(run), flop[id(run)] / seconds))
     found = {}
     for run in runs:
@@ -190,6 +196,11 @@ def _guesses(runs: Sequence[PublishedRun]) -> dict[int, float]:
         if others:
             found[id(run)] = flop[id(run)] / statistics.median(others)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _flop_per_token(spec: ModelSpec, sequence_length: int) -> float:
+    return training_flop_per_token(spec, sequence_length, CONVENTION)
 
 
 def _kind(run: PublishedRun) -> tuple[str, str]:

@@ -89,9 +89,14 @@ class TimeBound:
         layers, pp = self.setting.spec.num_layers, layouts[0].pp
         whole = layers * block + head
         slowest = np.maximum(np.maximum(whole / pp, math.ceil(layers / pp) * block), head + block)
+        # 1F1B: on the slowest stage, whose own first forwards fill some of its wait, or on the last, which has a block
+        # and the head at least.
+        early = np.maximum(0.0, whole - slowest - (pp - 1) * (math.ceil(layers / pp) * (block - backward) + head))
+        late = (count - 1) * (head + block) + whole - count * slowest
         idle = np.stack([
             np.broadcast_to(
-                self._idle(np, way, pp, whole, slowest, (layers * block_weight + head_weight) / pp), whole.shape
+                np.maximum(early, late) if way.schedule == "1f1b"
+                else self._idle(np, way, pp, whole, slowest, (layers * block_weight + head_weight) / pp), whole.shape
             )[:, 0] for way in ways
         ], axis=1)  # fmt: skip
         together = count * slowest + idle

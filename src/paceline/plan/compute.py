@@ -103,8 +103,15 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 def curve_of(device: Device, kind: ProductType) -> Curve:
-    """The curve of products of an element type, or of the widest one that the device has."""
-    return next((curve for curve in device.curves if curve.dtype == kind), device.curves[0])
+    """The curve of products of an element type, or of the first one that the device has."""
+    products = [curve for curve in device.curves if curve.operation == "matmul"]
+    return next((curve for curve in products if curve.dtype == kind), products[0])
+
+
+def measured_attention(device: Device, kind: ProductType, length: int) -> float | None:
+    """FLOP/s of fused attention's forward pass at a sequence length, where it was measured."""
+    found = next((c for c in device.curves if c.operation == "attention" and c.dtype == kind), None)
+    return None if found is None else min(rate_at(found, length), max(found.rates))
 
 
 def rate_at(curve: Curve, flop: float) -> float:
@@ -215,6 +222,10 @@ def _attention(setting: Setting, rates: Rates) -> tuple[float, float]:
         flop = 4 * scores * spec.head_dim / 2
         padded = spec.head_dim / (math.ceil(spec.head_dim / 64) * 64) * (0.9 if spec.head_dim <= 64 else 1.0)
         share = padded * length / (length + SHORT_SEQUENCE)
+        measured = measured_attention(rates.device, wide, length)
+        if measured is not None:
+            there = flop / measured * rates.factors.matmul
+            return there, 2.5 * there
         forward, backward = rates.software.attention_reached(rates.device.key)
         scale = rates.factors.matmul / (peak * share)
         return flop / forward * scale, 2.5 * flop / backward * scale

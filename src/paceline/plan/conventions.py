@@ -8,6 +8,7 @@ V vocabulary, f width of the MLP.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from paceline.model.flop import attention_flop_per_token, matmul_parameter_count
 from paceline.model.spec import ModelSpec, non_embedding_parameter_count, parameter_count
@@ -54,6 +55,7 @@ KNOWN = tuple(_PER_TOKEN)
 """Conventions that are converted; a figure of another one gives no seconds."""
 
 
+@lru_cache(maxsize=1024)
 def published_flop_per_token(convention: str, spec: ModelSpec, sequence_length: int, recompute: str) -> float | None:
     """Operations per token of a training step as a convention counts them, or None where it is not known."""
     count = _PER_TOKEN.get(convention)

@@ -8,7 +8,7 @@ import msgspec
 
 from paceline.cluster.catalogue import fabric
 from paceline.cluster.device import Device, Link
-from paceline.plan.row_fields import Table, optional
+from paceline.plan.row_fields import Table, optional, positive
 
 STANDARD_FABRICS = {"v100": "edr100", "a100": "hdr200", "h100": "ndr400", "h200": "ndr400", "h800": "ndr400",
                     "gh200": "ndr400", "b200": "ndr400", "gb200": "ndr400", "b300": "xdr800", "gb300": "xdr800"}  # fmt: skip
@@ -48,7 +48,7 @@ def fabric_of(hardware: Table, found: Device, per_node: int, assumed: list[str])
     kind = "opa" if "Omni-Path" in words else "roce" if re.search(r"roce", words, re.IGNORECASE) else ""
     kind = kind or ("efa" if "EFA" in words else "eth" if re.search(r"ethernet|tcp", words, re.IGNORECASE) else "ib")
     like = {"opa": "opa100", "roce": "roce400", "efa": "efa-p5", "eth": "eth100", "ib": "ndr400"}[kind]
-    rate = hardware.get("inter_node_GBps_per_gpu")
+    rate = positive(hardware, "inter_node_GBps_per_gpu")
     counted = re.search(r"(\d+)\s?x [^0-9]*(\d+)\s?Gb", words)
     rate = rate or None
     if rate is None and counted is not None:

@@ -15,7 +15,7 @@ import msgspec
 from paceline.errors import UsageError
 from paceline.plan.conventions import published_flop_per_token
 from paceline.plan.memory_rows import measured_memory
-from paceline.plan.row_fields import NotModelled, Table, part
+from paceline.plan.row_fields import NotModelled, Table, part, positive
 from paceline.plan.row_machine import device_key
 from paceline.plan.row_setting import setting_of_run
 from paceline.plan.setting import Setting
@@ -96,7 +96,7 @@ def _run(row: Table) -> PublishedRun:
         setting=setting,
         measured=_measured(row, setting),
         reason=reason,
-        strategy=_strategy(setting) if setting else "",
+        strategy=strategy_of(setting) if setting else "",
         group=_group(row),
     )
 
@@ -111,27 +111,28 @@ def _measured(row: Table, setting: Setting | None) -> dict[str, float]:
 def step_seconds(row: Table, setting: Setting | None) -> float | None:
     """Seconds of a step: as published, else from samples or tokens per second, else from TFLOP/s by their convention."""
     measured = part(row, "measured")
-    gpus, batch = part(row, "hardware").get("gpus"), row.get("global_batch")
-    if measured.get("step_time_s"):
-        return float(measured["step_time_s"]) if batch else None
-    length = part(row, "model").get("seq_len")
-    if not gpus or not batch or not length:
+    gpus, batch = positive(part(row, "hardware"), "gpus"), positive(row, "global_batch")
+    if batch is None:
         return None
-    tokens = float(batch) * float(length)
+    published = positive(measured, "step_time_s")
+    length = positive(part(row, "model"), "seq_len")
+    if published or not gpus or not length:
+        return published
+    tokens = batch * length
     for key, whole in (
-        ("tokens_per_s_per_gpu", tokens / float(gpus)),
+        ("tokens_per_s_per_gpu", tokens / gpus),
         ("tokens_per_s", tokens),
-        ("samples_per_s", float(batch)),
-        ("samples_per_s_per_gpu", float(batch) / float(gpus)),
+        ("samples_per_s", batch),
+        ("samples_per_s_per_gpu", batch / gpus),
     ):
-        if measured.get(key):
-            return whole / float(measured[key])
-    rate, convention = measured.get("tflops_per_gpu"), str(row.get("flops_convention") or "")
+        rate = positive(measured, key)
+        if rate:
+            return whole / rate
+    rate, convention = positive(measured, "tflops_per_gpu"), str(row.get("flops_convention") or "")
     if not rate or setting is None:
         return None
-    spec = setting.spec
-    per_token = published_flop_per_token(convention, spec, int(length), setting.recompute)
-    return per_token * tokens / float(gpus) / (float(rate) * 1e12) if per_token else None
+    per_token = published_flop_per_token(convention, setting.spec, int(length), setting.recompute)
+    return per_token * tokens / gpus / (rate * 1e12) if per_token else None
 
 
 def _group(row: Table) -> str:
@@ -143,7 +144,8 @@ def _group(row: Table) -> str:
     return "|".join(map(str, same))
 
 
-def _strategy(setting: Setting) -> str:
+def strategy_of(setting: Setting) -> str:
+    """The strategies that a setting combines, with a plus between."""
     layout = setting.layout
     data = {0: "dp", 1: "zero1", 2: "zero2", 3: "fsdp"}[setting.zero_stage]
     names = [data] if layout.dp > 1 else []

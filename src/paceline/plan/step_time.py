@@ -126,8 +126,7 @@ def stages_of(setting: Setting, block: Pass, head: Pass, exposed: float) -> list
 
 
 def pipeline_seconds(setting: Setting, stages: list[Stage]) -> float:
-    """Seconds of all micro-batches through all stages, transfers left out: the slowest stage is never idle once filled,
-    and the others fill and drain before and after it."""
+    """Seconds of all micro-batches through all stages, transfers left out."""
     m, ranks = setting.accumulation, setting.layout.pp
     slowest = max(stage.total for stage in stages)
     others = sum(stage.total for stage in stages) - slowest
@@ -137,7 +136,23 @@ def pipeline_seconds(setting: Setting, stages: list[Stage]) -> float:
         mean = _mean(stages)
         wait = max(0.1 * mean.total, mean.total - 2 * mean.weight_gradient)
         return m * slowest + (ranks - 1) * wait * (0.5 if setting.schedule != "zero-bubble" else 1.0)
+    if setting.schedule == "1f1b":
+        return _one_forward_one_backward(m, stages)
     return m * slowest + others / setting.stages_per_rank
+
+
+def _one_forward_one_backward(microbatches: int, stages: list[Stage]) -> float:
+    """The longest way through a step: up to a stage and back from it, all micro-batches on that stage, and what it waits
+    for the stages behind it while its own first forwards, one for each of them, do not fill that time."""
+    longest, before = 0.0, 0.0
+    after = sum(stage.total for stage in stages)
+    for behind, stage in zip(reversed(range(len(stages))), stages, strict=True):
+        after -= stage.total
+        forward = stage.forward + stage.exposed / 3
+        wait = max(0.0, after - behind * forward) if microbatches > 1 else after
+        longest = max(longest, microbatches * stage.total + before + wait)
+        before += stage.total
+    return longest
 
 
 def _block_exchanges(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -83,13 +84,26 @@ def tied(ranked: tuple[Weighed, ...], words: list[str]) -> dict[str, Any] | None
     alike = [w for w in ranked[1:] if w.step.p10 <= ranked[0].step.p90]
     if not alike:
         return None
-    tried = [ranked[0], *alike][:TRIED]
+    tried = unlike([ranked[0], *alike])[:TRIED]
     return {
         "layouts": [w.choice.to_record() for w in [ranked[0], *alike]],
         "reason": "the ranges of their predictions overlap, so that they are not ranked among each other",
+        "tried": [w.choice.to_record() for w in tried],
         "trials": [trial(w, words, number) for number, w in enumerate(tried, 1)],
         "seconds": [TRIAL_STEPS * w.seconds for w in tried],
     }
+
+
+def unlike(weighed: Sequence[Weighed]) -> list[Weighed]:
+    """The same, those first that split the model in another way than all before them: they tell most when tried."""
+    seen: set[tuple[int, int, int]] = set()
+    first: list[Weighed] = []
+    for w in weighed:
+        split = (w.choice.layout.pp, w.choice.layout.cp, w.choice.layout.tp)
+        if split not in seen:
+            seen.add(split)
+            first.append(w)
+    return [*first, *(w for w in weighed if w not in first)]
 
 
 def trial(weighed: Weighed, words: list[str], number: int) -> str:

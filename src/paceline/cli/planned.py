@@ -7,7 +7,22 @@ from paceline.job.load import Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
+
     from paceline.cluster.spec import Cluster
+
+
+def planned_job(args: argparse.Namespace) -> tuple[Job, list[str]]:
+    """The job of a command's words with the planner's layout where it asks for that, and the words of the choice, which
+    `args.words` then end with."""
+    from paceline.cli.job_words import job_of
+
+    job = job_of(args)
+    chosen = planned_words(job)
+    if chosen:
+        args.words = [*args.words, *chosen]
+        job = job_of(args)
+    return job, chosen
 
 
 def planned_words(job: Job, procs: int | None = None) -> list[str]:

@@ -118,12 +118,15 @@ def trial(weighed: Weighed, words: list[str], number: int) -> str:
 def assumptions(found: Found, cluster: Cluster) -> list[str]:
     """What the figures rest on, in words."""
     setting = (found.ranked or ([found.nearest] if found.nearest else []))[:1]
+    walked = [
+        f"choices within 1% of the fastest count as fast; {found.weighed} of {found.choices} were predicted, the others "
+        "are slower or too large by their bounds"
+    ] if found.ranked else []  # fmt: skip
     kept = [f"kept as the job sets them: {', '.join(found.held.keys)}"] if found.held.keys else []
     return [
         "memory is that of the eager decoder at the peak of a step; compiled blocks keep less",
         "run_seconds is training alone: no start, no checkpoints, no failures",
-        f"choices within 1% of the fastest count as fast; {found.weighed} of {found.choices} were predicted, the others "
-        "are slower or too large by their bounds",
+        *walked,
         *kept,
         *(setting[0].setting.assumed if setting else ()),
     ]

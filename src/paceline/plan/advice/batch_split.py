@@ -20,8 +20,8 @@ def line(facts: Facts) -> Advice | None:
         "batch_split",
         f"The batch does not divide over the devices: take batch.global_batch={' or '.join(map(str, near))}, so that each "
         "may read samples of its own.",
-        f"{batch} = {batch // devices} x {devices} + {batch % devices}: at most {degrees} of {devices} ranks can read samples "
-        "of their own, the others must split the model or its sequences.",
+        f"{batch} = {batch // devices} x {devices} + {batch % devices}: at most {degrees} of {devices} ranks can read "
+        "samples of their own, the others must split the model or its sequences.",
         {"global_batch": batch, "devices": devices, "most_data_ranks": degrees, "near": near},
         "global_batch = data ranks x micro-batch x accumulation",
     )

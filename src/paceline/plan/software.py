@@ -68,7 +68,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One generation.
 
     sequence_parallel: where tensors are split. dropout: of training. recompute, zero_stage, vocabulary, microbatch: what
-    is assumed where a run does not say; the vocabulary before its padding.
+    is assumed where a run does not say; the vocabulary before its padding. interleaved: stages of a block each, where a
+        run does not say its schedule.
     gradient_bytes, weight_bytes: of an element on the wire between data ranks.
     kernels: launches of one block's forward pass; a backward pass has twice as many.
     launch_seconds: the host's work for one of them; blocks whose kernels are shorter wait for it.
@@ -96,6 +97,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     zero_stage: Literal[0, 1, 2, 3] = 1
     vocabulary: int = 50257
     microbatch: int = 1
+    interleaved: bool = False
     gradient_bytes: int = 2
     weight_bytes: int = 2
     reduce_every_microbatch: bool = False

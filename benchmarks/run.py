@@ -32,6 +32,7 @@ PROGRAMS = {
     "context_memory": ["benchmarks.context_memory"],
     "pipeline_bubble": ["benchmarks.pipeline_bubble"],
     "command_start": ["benchmarks.command_start"],
+    "plan_speed": ["benchmarks.plan_speed"],
     "checkpoint_save": ["benchmarks.checkpoint_save"],
     "bench_collectives": ["benchmarks.bench_collectives"],
     "netlab_rates": ["benchmarks.netlab_rates"],

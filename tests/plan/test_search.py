@@ -12,9 +12,10 @@ from paceline.cluster.spec import Cluster
 from paceline.errors import JobError, PacelineError
 from paceline.job.load import Job
 from paceline.parallel.layout import Layout
-from paceline.plan.search import FRONT_STEP, Search, front_of, search, simplest_first
+from paceline.plan.search import FRONT_STEP, OOM_CHANCE, Search, careful_limit, front_of, search, simplest_first
 from paceline.plan.setting_of import setting_of
 from paceline.plan.space import Choice, Limits, divisors, fault, held_by, layouts, recomputes, styles
+from paceline.plan.verdict import oom_probability
 from paceline.plan.weigh import Scale, Weighed
 from tests.plan.places import cluster, job
 
@@ -23,7 +24,7 @@ BIG = ("model.preset=llama3-8b", "batch.global_batch=64", "data.sequence_length=
 CASES = {
     "four H100": (("model.num_layers=4",), "1x4xh100-sxm", None),
     "two nodes": (("model.num_layers=3", "batch.global_batch=12"), "2x2xh100-sxm:ndr400", None),
-    "little memory": (("model.num_layers=4", "batch.global_batch=16"), "1x4xh100-sxm", 609 * MB),
+    "little memory": (("model.num_layers=4", "batch.global_batch=16"), "1x4xh100-sxm", 670 * MB),
     "kept degree": (("parallel.tp=2", "model.num_layers=4"), "1x4xh100-sxm", None),
     "three ranks": (("batch.global_batch=6", "model.num_layers=3"), "1x3xh100-sxm", None),
 }
@@ -46,7 +47,8 @@ def everything(task: Job, place: Cluster) -> Iterator[Choice]:
 def brute_force(task: Job, place: Cluster) -> list[Weighed]:
     scale = Scale(task, place)
     weighed = [w for c in everything(task, place) if isinstance(w := scale.weigh(c), Weighed)]
-    return [w for w in weighed if w.resolved.fits]
+    limit = careful_limit(place.host.device_memory_bytes, place.host.device_kind)
+    return [w for w in weighed if w.memory_bytes <= limit]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,7 +83,7 @@ def test_the_search_finds_what_trying_everything_finds(name: str) -> None:
 )
 def test_bounds_are_below_the_exact_figures(words: tuple[str, ...], text: str) -> None:
     looking = Search(job(*words), cluster(text))
-    pool = looking.pool(looking._allowed())
+    pool = looking.pool(looking.allowed())
     runs = [i for i in range(pool.seconds.size) if pool.seconds[i] < float("inf")]
     for index in random.Random(0).sample(runs, min(150, len(runs))):
         weighed = looking.scale.weigh(pool.choice(index))
@@ -158,3 +160,14 @@ def test_a_set_micro_batch_that_no_layout_takes_is_refused() -> None:
     with pytest.raises(PacelineError) as raised:
         search(job("batch.microbatch=5"), cluster("1x8xh100-sxm"))
     assert "batch.microbatch" in str(raised.value)
+
+
+def test_a_layout_that_may_run_out_is_taken_only_where_no_other_fits() -> None:
+    task = job("model.num_layers=4", "batch.global_batch=16")
+    least = min(w.memory_bytes for w in brute_force(task, cluster("1x4xh100-sxm")))
+    tight = cluster("1x4xh100-sxm", round(least * 1.01))
+    found = search(task, tight)
+    assert found.ranked and found.ranked[0].resolved.fits
+    limit = careful_limit(tight.host.device_memory_bytes, "cuda")
+    assert oom_probability(limit, 0.99 * tight.host.device_memory_bytes, 0.05) == pytest.approx(OOM_CHANCE, abs=1e-3)
+    assert found.ranked[0].memory_bytes > limit

@@ -13,6 +13,7 @@ Packed documents do less attention than either says.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -30,6 +31,7 @@ def matmul_parameter_count(spec: ModelSpec) -> int:
     return block_matmul_parameter_count(spec) * spec.num_layers + spec.vocab_size * spec.dim
 
 
+@lru_cache(maxsize=256)
 def block_matmul_parameter_count(spec: ModelSpec) -> int:
     """Weights of one block's linear layers."""
     one = msgspec.structs.replace(spec, num_layers=1)

@@ -67,7 +67,8 @@ class MemoryBound:
         self.split = parallel.sequence_parallel
         self._kept: dict[tuple[int, int, int, str, bool], float] = {}
         self._blocks: dict[tuple[int, int, str], float] = {}
-        self._alive_blocks: dict[tuple[str, int, int, int, int], float] = {}
+        self._passes: dict[tuple[str, int, int, int, int], int] = {}
+        self._ranks: dict[tuple[int, int, tuple[int, ...], int], tuple[Any, Any]] = {}
         self._losses: dict[tuple[int, int, int], int] = {}
 
     def bytes(self, layouts: list[Layout], ways: list[Style], counts: dict[int, int], again: list[Any]) -> Any:
@@ -89,18 +90,14 @@ class MemoryBound:
         per_block = np.array([[self._per_block(x, r) for r in again] for x in layouts])[:, None, None, :]
         copies = np.array([[self._copies(x)] for x in layouts])[:, None, None, :]
         size = np.array(list(counts), dtype=float)[None, None, :, None]
-        cuts = [self.cut(pp, way) for way in ways]
         most = 0.0
         for rank in sorted({0, 1, pp - 1}):
-            alive = np.array([[self._alive(cut, rank, m) for m in counts.values()] for cut in cuts])[None, :, :, None]
+            alive, blocks = self._held_by(np, pp, ways, tuple(counts.values()), rank)
             grown = (size * per_block + copies) * alive
             if rank == pp - 1:
                 # The last stage of zbv is the first rank's.
                 ends = np.array([way.schedule != "zbv" for way in ways])[None, :, None, None]
                 grown = grown + ends * np.array([[[self._logits(x, b)] for b in counts] for x in layouts])[:, None]
-            blocks = np.array([sum(cut.layers[stage] for stage in cut.stages_of(rank)) for cut in cuts])[
-                None, :, None, None
-            ]
             kept = self._state(held, blocks, 0 if rank else self.sizes.table)
             most = np.maximum(most, kept + (1 + RESERVE_SHARE[self.kind]) * grown)
         return most + CONTEXT_BYTES[self.kind]
@@ -123,11 +120,21 @@ class MemoryBound:
         buffers = np.where(keeps, 0.0, own * outer) + np.maximum(reduced, self.reduced * outer)
         return (own + self.moments) * local / held.shards + own * gradients + gathered + buffers
 
-    def _alive(self, cut: PipelineConfig, rank: int, microbatches: int) -> float:
+    def _held_by(self, np: Any, ranks: int, ways: list[Style], counts: tuple[int, ...], rank: int) -> tuple[Any, Any]:
+        """Blocks whose activations a rank of a pipeline keeps, and blocks that it has, as arrays over the choices."""
+        key = (ranks, len(ways), counts, rank)
+        if key not in self._ranks:
+            cuts = [self.cut(ranks, way) for way in ways]
+            alive = [[float(self._alive(cut, rank, m)) for m in counts] for cut in cuts]
+            blocks = [sum(cut.layers[stage] for stage in cut.stages_of(rank)) for cut in cuts]
+            self._ranks[key] = np.array(alive)[None, :, :, None], np.array(blocks)[None, :, None, None]
+        return self._ranks[key]
+
+    def _alive(self, cut: PipelineConfig, rank: int, microbatches: int) -> int:
         key = (cut.schedule, cut.ranks, cut.stages_per_rank, rank, microbatches)
-        if key not in self._alive_blocks:
-            self._alive_blocks[key] = float(alive_blocks(cut, rank, microbatches))
-        return self._alive_blocks[key]
+        if key not in self._passes:
+            self._passes[key] = alive_blocks(cut, rank, microbatches)
+        return self._passes[key]
 
     def _per_block(self, layout: Layout, recompute: Any) -> float:
         """Bytes that one sequence keeps of a block on a rank."""

@@ -21,32 +21,36 @@ from paceline.plan.exchanges import context_seconds, tensor_seconds
 from paceline.plan.setting import Setting
 from paceline.plan.software import software
 from paceline.plan.space import Style
-from paceline.plan.step_time import NO_FACTORS, block_weights, outer_weights
+from paceline.plan.step_time import CONTENTION, NO_FACTORS, STRAGGLING, block_weights, outer_weights
 
 ROUNDING = 1 - 1e-9
 """Sums of the bound and of the prediction are taken in another order."""
 
 
 class Piece(NamedTuple):
-    """Seconds of one micro-batch: of a block with its exchanges, what of it makes gradients of weights, what of it is a
-    backward pass, and while it waits for the host; of the head, all of it and its gradients of weights."""
+    """Seconds of one micro-batch: of a block with its exchanges and without them, what of it makes gradients of weights,
+    what of it is a backward pass; of the head, all of it and its gradients of weights."""
 
     block: float
+    block_compute: float
     block_weight: float
     block_backward: float
-    block_idle: float
     head: float
     head_weight: float
 
 
+def beside(share: float) -> float:
+    """What an exchange costs at the least of which a share may run beside arithmetic, which it slows meanwhile."""
+    return 1 - share * (1 - CONTENTION)
+
+
 class Exchanged(NamedTuple):
-    """Arrays over the choices of a group: micro-batches, seconds of a block's backward pass and of its waiting for the
-    host, weights of a block and outside of blocks, seconds to gather and to reduce one of them."""
+    """Arrays over the choices of a group: micro-batches, seconds of a block's backward pass, weights of a block and
+    outside of blocks, seconds to gather and to reduce one of them."""
 
     np: Any
     count: Any
     backward: Any
-    waits: Any
     unit: Any
     outer: Any
     gather: Any
@@ -80,7 +84,7 @@ class TimeBound:
         sizes = list(counts)
         for i, j, k in np.argwhere(wanted):
             pieces[i, 0, j, k] = self.piece(layouts[i], sizes[j], again[k])
-        block, block_weight, backward, waits, head, head_weight = (pieces[..., n] for n in range(len(Piece._fields)))
+        block, compute, block_weight, backward, head, head_weight = (pieces[..., n] for n in range(len(Piece._fields)))
         count = np.array(list(counts.values()), dtype=float)[None, None, :, None]
         layers, pp = self.setting.spec.num_layers, layouts[0].pp
         whole = layers * block + head
@@ -96,8 +100,9 @@ class TimeBound:
             )[:, 0] for way in ways
         ], axis=1)  # fmt: skip
         together = count * slowest + idle
-        left = self._data(np, layouts, ways, count, backward, waits) + self._update(np, layouts, ways)
-        return (together + left + self.generation.step_seconds) * ROUNDING
+        left = self._data(np, layouts, ways, count, backward) + self._update(np, layouts, ways)
+        behind = self._straggling(layouts[0].world_size) * count * (layers * compute + head) / pp
+        return (together + left + behind + self.generation.step_seconds) * ROUNDING
 
     def piece(self, layout: Layout, microbatch: int, recompute: Recompute) -> Piece:
         """The seconds of a micro-batch under the values that they depend on."""
@@ -105,11 +110,12 @@ class TimeBound:
         if key not in self._pieces:
             one = self._one(layout, microbatch, recompute)
             block, head = self._block(one), self._head(one)
-            exposed = sum(tensor_seconds(one)) * (1 - self.generation.hidden.tensor) if layout.tp > 1 else 0.0
-            exposed += sum(context_seconds(one)) * (1 - self.generation.hidden.context) if layout.cp > 1 else 0.0
+            hidden = self.generation.hidden
+            exposed = max(0.0, sum(tensor_seconds(one)) * (1 - hidden.tensor) - block.idle) if layout.tp > 1 else 0.0
+            exposed += sum(context_seconds(one)) * beside(hidden.context) if layout.cp > 1 else 0.0
             self._pieces[key] = Piece(
-                block.forward + block.backward + max(0.0, exposed - block.idle), block.weight_gradient, block.backward,
-                block.idle,
+                block.forward + block.backward + exposed, block.forward + block.backward,
+                block.weight_gradient, block.backward,
                 head.forward + head.backward, head.weight_gradient,
             )  # fmt: skip
         return self._pieces[key]
@@ -136,6 +142,10 @@ class TimeBound:
             self._heads[key] = head_pass(one, self.rates)
         return self._heads[key]
 
+    def _straggling(self, ranks: int) -> float:
+        """Share of its arithmetic that a step waits for the slowest rank."""
+        return STRAGGLING * math.sqrt(2 * math.log(ranks)) if ranks > 1 else 0.0
+
     def _idle(self, np: Any, way: Style, ranks: int, whole: Any, slowest: Any, weights: Any) -> Any:
         """Seconds in which the slowest stage waits while the pipeline fills and drains."""
         if way.schedule in ("zero-bubble", "zbv"):
@@ -144,7 +154,7 @@ class TimeBound:
             return (ranks - 1) * wait * (1.0 if way.schedule == "zero-bubble" else 0.5)
         return (whole - slowest) / way.stages_per_rank
 
-    def _data(self, np: Any, layouts: list[Layout], ways: list[Style], count: Any, backward: Any, waits: Any) -> Any:
+    def _data(self, np: Any, layouts: list[Layout], ways: list[Style], count: Any, backward: Any) -> Any:
         """Seconds of the exchange between data ranks that no arithmetic can hide."""
         s, hidden = self.setting, self.generation.hidden
         if s.fits:
@@ -158,33 +168,33 @@ class TimeBound:
         if layouts[0].dp_shard == 1:
             reduce = 2 * (1 - 1 / replicas) * gradient / self._bus(np, tp, replicas)
             # Interleaved stages hide at most as many micro-batches' worth as there are ranks.
-            hideable = np.minimum(blocks * unit * reduce, blocks * backward * layouts[0].pp)
-            return (blocks * unit + outer) * reduce - hideable * hidden.gradients
+            sums = (blocks * unit + outer) * reduce
+            eligible = math.ceil(s.spec.num_layers / layouts[0].pp) * backward * layouts[0].pp
+            return sums - np.minimum(sums, eligible) * (1 - beside(hidden.gradients))
         stride = tp * shards
         gather = (1 - 1 / shards) * self.generation.weight_bytes / self._bus(np, tp, shards)
         reduce = (1 - 1 / shards) * gradient / self._bus(np, tp, shards)
         replicated = column(np, [x.dp_replicate for x in layouts])
         reduce = reduce + 2 * (1 - 1 / replicated) * gradient / shards / self._bus(np, stride, replicated)
-        held = Exchanged(np, count, backward, waits, unit, outer, gather, reduce)
+        held = Exchanged(np, count, backward, unit, outer, gather, reduce)
         rows = [self._sharded(held, way, blocks) for way in ways]
         shape = np.broadcast_shapes(*(row.shape for row in rows))
         return np.stack([np.broadcast_to(row, shape)[:, 0] for row in rows], axis=1)
 
     def _sharded(self, held: Exchanged, way: Style, blocks: int) -> Any:
-        """Of shards: what a block and micro-batch wait for, less what the device waits for the host anyhow; and what a
-        step waits for once."""
+        """Of shards: what blocks and micro-batches wait for, and what a step waits for once."""
         hidden, np = self.generation.hidden, held.np
-        left = 1 - hidden.weights
+        left, summed = beside(hidden.weights), beside(hidden.gradients)
         unit, outer, gather, reduce = held.unit, held.outer, held.gather, held.reduce
         if way.zero_stage >= 2:
             times = 2 if way.zero_stage == 3 else 1
-            each = times * unit * gather * left + unit * reduce * (1 - hidden.gradients)
+            each = times * unit * gather * left + unit * reduce * summed
             # What is longer than the arithmetic beside it is not hidden at all.
             each = np.maximum(each, unit * (times * gather + reduce) - 1.5 * held.backward)
-            return held.count * blocks * np.maximum(0.0, each - held.waits) + outer * (gather + reduce) + unit * gather
+            return held.count * blocks * each + outer * (gather + reduce) + unit * gather
         if self.every == "microbatch":
-            return held.count * blocks * np.maximum(0.0, unit * reduce * (1 - hidden.gradients) - held.waits)
-        return blocks * unit * (reduce * (1 - hidden.gradients) + gather * left)
+            return held.count * blocks * unit * reduce * summed
+        return blocks * unit * (reduce * summed + gather * left)
 
     def _update(self, np: Any, layouts: list[Layout], ways: list[Style]) -> Any:
         unit, outer = self._weights(np, layouts)

@@ -39,6 +39,7 @@ class Bounds:
     def __init__(self, time: TimeBound, memory: MemoryBound, limits: Limits, held: Held, available_bytes: int) -> None:
         self.time, self.memory, self.limits, self.held = time, memory, limits, held
         self.available = available_bytes
+        self._taken: dict[tuple[int, tuple[int, ...], int], Any] = {}
 
     def groups(self, layouts: list[Layout]) -> list[Group]:
         """All choices of the layouts with their bounds."""
@@ -58,7 +59,7 @@ class Bounds:
         again = sorted({r for way in ways for r in recomputes(way, first.pp > 1, self.held)}, key=len)
         if not (counts and ways and again):
             return None
-        runs = np.array([[[self._runs(first, way, m, r) for r in again] for m in counts.values()] for way in ways])
+        runs = self._runs(np, first.pp, ways, tuple(counts.values()), again)
         memory = self.memory.bytes(layouts, ways, counts, again)
         may = runs[None] & (memory <= self.available)
         seconds = self.time.seconds(layouts, ways, counts, again, may.any(axis=1))
@@ -66,9 +67,13 @@ class Bounds:
             layouts, ways, list(counts), again, np.broadcast_to(runs[None], memory.shape), np.where(may, seconds, 0.0), memory
         )  # fmt: skip
 
-    def _runs(self, layout: Layout, way: Style, microbatches: int, recompute: Any) -> bool:
-        if layout.pp == 1:
-            return True
-        if recompute not in recomputes(way, True, self.held):
-            return False
-        return takes(way.schedule, layout.pp, way.stages_per_rank, microbatches)
+    def _runs(self, np: Any, ranks: int, ways: list[Style], counts: tuple[int, ...], again: list[Any]) -> Any:
+        """Array over (style, micro-batch, recomputation): what the schedules take."""
+        key = (ranks, counts, ways[0].zero_stage)
+        if key not in self._taken:
+            takes_counts = [
+                [ranks == 1 or takes(way.schedule, ranks, way.stages_per_rank, m) for m in counts] for way in ways
+            ]
+            recomputed = [[r in recomputes(way, ranks > 1, self.held) for r in again] for way in ways]
+            self._taken[key] = np.array(takes_counts)[:, :, None] & np.array(recomputed)[:, None, :]
+        return self._taken[key]

@@ -53,10 +53,10 @@ class Rejections:
         """A choice that the job itself refuses."""
         self._add("choices", reason, 1, choice.to_record(), str(choice))
 
-    def misfit(self, choice: Choice, needed_bytes: int, available_bytes: int) -> None:
+    def misfit(self, choice: Choice, needed_bytes: int, limit_bytes: int, available_bytes: int) -> None:
         """A choice that needs more memory than there is, counted exactly."""
         told = f"{choice}: {format_bytes(needed_bytes)}"
-        self._add("choices", _too_large(available_bytes), 1, choice.to_record(), told)
+        self._add("choices", _too_large(limit_bytes, available_bytes), 1, choice.to_record(), told)
 
     def schedule(self, pool: Pool, indices: Any) -> None:
         """Choices whose schedule does not take their number of micro-batches, or their recomputation."""
@@ -65,13 +65,13 @@ class Rejections:
                 "the schedule does not take so many micro-batches, or the recomputation", pool, indices, indices[0]
             )
 
-    def memory(self, pool: Pool, indices: Any, available_bytes: int) -> None:
+    def memory(self, pool: Pool, indices: Any, limit_bytes: int, available_bytes: int) -> None:
         """Choices that need more memory than there is by the parts that can be told in advance."""
         if len(indices):
             least = indices[int(pool.memory[indices].argmin())]
             choice = pool.choice(int(least))
             told = f"{choice}: at least {format_bytes(float(pool.memory[least]))}"
-            self._add("choices", _too_large(available_bytes), len(indices), choice.to_record(), told)
+            self._add("choices", _too_large(limit_bytes, available_bytes), len(indices), choice.to_record(), told)
 
     def slower(
         self, pool: Pool, order: Any, best_seconds: float, steps: Mapping[Choice, StepTime], without: set[Choice]
@@ -109,5 +109,8 @@ class Rejections:
             known.count += count
 
 
-def _too_large(available_bytes: int) -> str:
-    return f"needs more than the {format_bytes(available_bytes)} of a rank"
+def _too_large(limit_bytes: int, available_bytes: int) -> str:
+    whole = format_bytes(available_bytes)
+    if limit_bytes >= available_bytes:
+        return f"needs more than the {whole} of a rank"
+    return f"needs more than {format_bytes(limit_bytes)} of a rank's {whole}: beyond, running out is likelier than 5%"

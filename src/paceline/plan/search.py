@@ -8,6 +8,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import math
 from heapq import heappop, heappush
 from typing import Any
 
@@ -24,6 +25,7 @@ from paceline.plan.refusals import nothing_runs
 from paceline.plan.rejections import Rejections
 from paceline.plan.setting import StepTime
 from paceline.plan.space import Choice, Held, Limits, fault, held_by, layouts
+from paceline.plan.verdict import OWN_SIGMA, USABLE
 from paceline.plan.weigh import Scale, Weighed
 
 SHOWN = 8
@@ -32,8 +34,12 @@ SHOWN = 8
 FRONT_STEP = 0.05
 """Share of a device's memory by which a slower choice must leave more free to stand on the front."""
 
-FRONT_LIMIT = 24
+FRONT_LIMIT = 12
 """Choices weighed for the front beyond those that the first walk met."""
+
+OOM_CHANCE = 0.05
+Z95 = 1.6448536269514722
+"""A layout whose chance to run out of memory is larger is not chosen where there is another one; and the quantile."""
 
 NEAR = 0.01
 """Choices within this share of the fastest are as fast: the simplest of them is chosen."""
@@ -77,24 +83,29 @@ class Pool:
 
 
 def search(job: Job, cluster: Cluster, shown: int = SHOWN) -> Found:
-    """The best layouts of a job on a cluster.
+    """The best layouts of a job on a cluster: of those that hardly run out of memory, where there are any, else of those
+    that fit by their figure.
 
     Raises:
         JobError: the job is wrong under every layout.
         UsageError: the catalogue lacks the device or the fabric.
     """
-    return Search(job, cluster).run(shown)
+    careful = Search(job, cluster).run(shown)
+    if careful.ranked or careful.nearest is None or not careful.nearest.resolved.fits:
+        return careful
+    return Search(job, cluster, careful=False).run(shown)
 
 
 class Search:
     """One search. `walk` and `complete_front` do the work; what they need of a choice is asked of `scale`."""
 
-    def __init__(self, job: Job, cluster: Cluster) -> None:
+    def __init__(self, job: Job, cluster: Cluster, careful: bool = True) -> None:
         self.scale = Scale(job, cluster)
         self.world, self.job = cluster.devices, job
         self.limits = Limits.of(self.scale.base.spec, job)
         self.held = held_by(job)
         self.available = self._available(cluster)
+        self.limit = careful_limit(self.available, cluster.host.device_kind) if careful else self.available
         self.rejections = Rejections()
         self.met: dict[Choice, Weighed | str | None] = {}
         self.steps: dict[Choice, StepTime] = {}
@@ -105,7 +116,7 @@ class Search:
         return host.memory_bytes // cluster.devices_per_node if host.device_kind == "cpu" else host.device_memory_bytes
 
     def run(self, shown: int) -> Found:
-        allowed = self._allowed()
+        allowed = self.allowed()
         pool = self.pool(allowed)
         order = self.in_order(pool)
         best = self.walk(pool, order, shown)
@@ -121,7 +132,7 @@ class Search:
             int(pool.seconds.size), len(self.steps),
         )  # fmt: skip
 
-    def _allowed(self) -> list[Layout]:
+    def allowed(self) -> list[Layout]:
         found = []
         for layout in layouts(self.world):
             self.layouts += 1
@@ -144,7 +155,7 @@ class Search:
         parallel = self.job.parallel
         time = TimeBound(self.scale.setting, parallel.sequence_parallel, parallel.reduce_every)
         memory = MemoryBound(self.scale.setting, parallel, self.scale.base.host.device_kind, moments, self.scale.cut)
-        groups = Bounds(time, memory, self.limits, self.held, self.available).groups(allowed)
+        groups = Bounds(time, memory, self.limits, self.held, self.limit).groups(allowed)
         kept = {layout for group in groups for layout in group.layouts}
         for layout in allowed:
             if layout not in kept:
@@ -157,9 +168,9 @@ class Search:
         """Numbers of the choices that may fit, the one with the lowest bound first."""
         import numpy as np
 
-        fits = pool.memory <= self.available
+        fits = pool.memory <= self.limit
         self.rejections.schedule(pool, np.flatnonzero(~pool.runs))
-        self.rejections.memory(pool, np.flatnonzero(pool.runs & ~fits), self.available)
+        self.rejections.memory(pool, np.flatnonzero(pool.runs & ~fits), self.limit, self.available)
         may = np.flatnonzero(pool.runs & fits)
         return may[np.argsort(pool.seconds[may], kind="stable")]
 
@@ -219,7 +230,7 @@ class Search:
 
     def smallest(self) -> Weighed | None:
         """The choice that needs the least memory, as far as is known, whether it fits or not."""
-        return self.nearest(self.pool(self._allowed()))
+        return self.nearest(self.pool(self.allowed()))
 
     def _step(self, choice: Choice) -> StepTime:
         if choice not in self.steps:
@@ -232,8 +243,8 @@ class Search:
             found = self.scale.weigh(choice, self._step(choice))
             if isinstance(found, str):
                 self.rejections.refused(found, choice)
-            elif not found.resolved.fits:
-                self.rejections.misfit(choice, found.memory_bytes, self.available)
+            elif found.memory_bytes > self.limit:
+                self.rejections.misfit(choice, found.memory_bytes, self.limit, self.available)
                 found = ""
             self.met[choice] = found
         weighed = self.met[choice]
@@ -244,6 +255,12 @@ class Search:
             kept = {w.choice for w in ranked}
             refused = {choice for choice, found in self.met.items() if isinstance(found, str)}
             self.rejections.slower(pool, order, ranked[0].seconds, self.steps, kept | refused)
+
+
+def careful_limit(available_bytes: int, device_kind: str) -> int:
+    """Bytes up to which a rank runs out of memory with a chance of at most `OOM_CHANCE`."""
+    usable = available_bytes * (1.0 if device_kind == "cpu" else USABLE)
+    return int(usable * math.exp(-Z95 * OWN_SIGMA[device_kind]))
 
 
 def simplest_first(weighed: list[Weighed]) -> list[Weighed]:

@@ -36,6 +36,9 @@ def found_plan(found: Found, job: Job, cluster: Cluster, words: list[str]) -> di
     """
     ranked = [layout_record(w, cluster) for w in found.ranked]
     chosen = ranked[0] if ranked else None
+    if chosen is not None:
+        per_node = min(cluster.devices_per_node, cluster.devices)
+        chosen["collectives"] = traffic(found.ranked[0].resolved, per_node, cluster.measured)
     return {
         "cluster": cluster.text,
         "chosen": chosen,
@@ -69,7 +72,6 @@ def layout_record(weighed: Weighed, cluster: Cluster) -> dict[str, Any]:
         "memory_available_bytes": resolved.memory_available_bytes,
         "checkpoint_bytes": checkpoint_size(resolved),
         "axes": axes(resolved, per_node),
-        "collectives": traffic(resolved, per_node, cluster.measured),
         **time_figures(weighed.step, weighed.setting, resolved.steps),
     }
 

@@ -159,7 +159,9 @@ def memory(chosen: Mapping[str, Any]) -> list[str]:
     where = f", rank {heaviest} of pp" if len(stages) > 1 else ""
     available = format_bytes(chosen["memory_available_bytes"])
     told = [f"{k.removesuffix('_bytes')} {format_bytes(v)}" for k, v in stages[heaviest].items() if v]
-    return wrapped(f"memory of a rank{where}, of {available}: {', '.join(told)}", first="", indent="")
+    chance = chosen["memory"].get("oom_probability")
+    risk = "" if chance is None else f"; it runs out with a chance of {format_percent(chance)}"
+    return wrapped(f"memory of a rank{where}, of {available}: {', '.join(told)}{risk}", first="", indent="")
 
 
 def front(points: Sequence[Mapping[str, Any]]) -> list[str]:

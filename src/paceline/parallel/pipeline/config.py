@@ -47,7 +47,8 @@ class PipelineConfig(msgspec.Struct, frozen=True):
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, in the order of the model."""
-        return tuple(stage for stage in range(self.num_stages) if self.rank_of(stage) == rank)
+        back = self.ranks - 1 - rank if self.schedule == "zbv" else rank
+        return tuple(turn * self.ranks + (back if turn % 2 else rank) for turn in range(self.stages_per_rank))
 
     def blocks_of(self, stage: int) -> range:
         """The numbers of a stage's blocks."""

@@ -118,7 +118,7 @@ def _refuse_unmodelled(row: Table, hardware: Table, model: Table, parallel: Tabl
 
 def _generation(row: Table, found: Device, assumed: list[str]) -> Software:
     shard = str(part(row, "parallelism").get("shard") or "")
-    known = software_of(str(row.get("source") or ""), str(row.get("release") or ""), shard)
+    known = software_of(str(row.get("source") or ""), str(row.get("release") or ""), shard, found.key)
     if known is not None:
         return known
     if re.match(r"zero3|fsdp|hsdp", shard):

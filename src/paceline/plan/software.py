@@ -23,12 +23,13 @@ OWN = "paceline"
 
 class Runs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Published runs of a generation: their source, releases `since` up to but not including `before`, and the
-    beginning of what they say of sharding, where one source had several frameworks."""
+    beginnings of what they say of sharding and of their device's key, where one source had several frameworks."""
 
     source: str
     since: str = ""
     before: str = ""
     shard: str = ""
+    device: str = ""
 
 
 class Hidden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,17 +144,17 @@ def software_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
-def software_of(source: str, release: str, shard: str) -> Software | None:
+def software_of(source: str, release: str, shard: str, device_key: str = "") -> Software | None:
     """The generation that a published run was made with, the oldest where its release is not published, or None where no
     file names its source."""
     best: tuple[tuple[int, int], Software] | None = None
     for key in software_names():
         for runs in software(key).runs:
-            if runs.source != source or not shard.startswith(runs.shard):
+            if runs.source != source or not shard.startswith(runs.shard) or not device_key.startswith(runs.device):
                 continue
             if release and ((runs.since and release < runs.since) or (runs.before and release >= runs.before)):
                 continue
-            fit = (len(runs.shard), -software(key).years[0])
+            fit = (len(runs.shard) + len(runs.device), -software(key).years[0])
             if best is None or fit > best[0]:
                 best = (fit, software(key))
     return best[1] if best else None

@@ -72,3 +72,16 @@ def test_what_is_not_kept_is_worked_on() -> None:
     """Kept and computed anew add up to all that a block without recomputation keeps, gradients apart."""
     none, full = (block_bytes(of_gpt(recompute=recompute), HABITS) for recompute in ("none", "full"))
     assert full.kept + full.working == pytest.approx(none.kept + none.working)
+
+
+def test_context_ranks_keep_their_share_and_work_on_keys_of_others() -> None:
+    whole = setting(llama(), sequence_length=8192, fused_attention=True, software="megatron-2023")
+    habits = habits_of("megatron-2023")
+    ring, gather = (
+        block_bytes(msgspec.structs.replace(whole, layout=Layout(cp=4), context_method=method), habits)
+        for method in ("ring", "gather")
+    )
+    one = block_bytes(whole, habits)
+    assert ring.kept == gather.kept == one.kept / 4
+    assert 4 * ring.working - one.working == 8192 * 2 * 2 * 1024 * 2
+    assert gather.working - ring.working == (8192 // 4) * 2 * 2 * 1024 * (4 - 2)

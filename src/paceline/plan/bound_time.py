@@ -144,7 +144,7 @@ class TimeBound:
 
     def _straggling(self, ranks: int) -> float:
         """Share of its arithmetic that a step waits for the slowest rank."""
-        return STRAGGLING * math.sqrt(2 * math.log(ranks)) if ranks > 1 else 0.0
+        return STRAGGLING * math.log2(ranks)
 
     def _idle(self, np: Any, way: Style, ranks: int, whole: Any, slowest: Any, weights: Any) -> Any:
         """Seconds in which the slowest stage waits while the pipeline fills and drains."""

@@ -68,8 +68,18 @@ def block_bytes(setting: Setting, habits: Habits) -> BlockBytes:
     gradients = split.number * (2 * spec.dim / split.stream + (gate + 1) * spec.ffn_dim / split.tp)
     if setting.sequence_parallel:
         gradients += split.number * spec.dim
+    gradients += _exchanged(setting, split)
     tokens = split.tokens
     return BlockBytes(tokens * kept, tokens * stream, tokens * (whole - kept + gradients))
+
+
+def _exchanged(setting: Setting, split: Split) -> float:
+    """Per token, keys and values of other context ranks: all of them, or those of the next rank and its gradients'."""
+    ranks = setting.layout.cp
+    if ranks == 1:
+        return 0.0
+    held = ranks if setting.context_method == "gather" else 2
+    return 2 * split.number * _kv(setting, split) * held
 
 
 def _under_recompute(setting: Setting, habits: Habits, split: Split, whole: float, scores: float) -> float:

@@ -215,6 +215,8 @@ def _fragmented(setting: Setting, memory: DeviceMemory) -> bool:
     """Whether what an interleaved pipeline's allocator may waste would not fit."""
     habits = habits_of(setting.memory_habits or setting.software, setting.precision)
     waste = habits.fragments if setting.layout.pp > 1 and setting.stages_per_rank > 1 else 0.0
+    if not waste:
+        return False
     return memory.allocated_bytes * (1 + waste) + habits.context_bytes > usable_bytes(setting)
 
 

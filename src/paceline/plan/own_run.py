@@ -29,7 +29,7 @@ def own_run(directory: Path) -> PublishedRun:
     Raises:
         UsageError: it is no run directory, has too few steps, or is of another host.
     """
-    records = list(read_records(directory, kinds=("run_started", "step")))
+    records = list(read_records(directory, kinds=("run_started", "step", "run_finished")))
     started = [record for record in records if record["kind"] == "run_started"]
     job_file = directory / "job.toml"
     if not started or not job_file.is_file():
@@ -48,13 +48,14 @@ def own_run(directory: Path) -> PublishedRun:
             values={"ran_on": last["host"], "host": host.name},
             hint="Give the command there; what is predicted is this host.",
         )
-    seconds = _seconds(records, last, directory)
+    steps = [record for record in records if record["kind"] != "run_finished"]
+    measured = {"step_seconds": _seconds(steps, last, directory), **peak_memory(records, host.device_kind)}
     ranks = int(last["world_size"])
     cluster = msgspec.structs.replace(parse_cluster(HERE, host), devices_per_node=ranks)
     setting = setting_of(resolve_job(load_job(job_file), ranks, host), cluster)
     return PublishedRun(
         id=str(directory), source="own run", device=setting.device.key, quality="", setting=setting,
-        measured={"step_seconds": seconds}, strategy=strategy_of(setting), group=str(directory),
+        measured=measured, strategy=strategy_of(setting), group=str(directory),
     )  # fmt: skip
 
 
@@ -69,3 +70,10 @@ def _seconds(records: list[dict[str, Any]], started: dict[str, Any], directory: 
             hint=f"Train for {4 * WARM} steps or more.",
         )
     return statistics.median(float(step["seconds"]) for step in warm)
+
+
+def peak_memory(records: list[dict[str, Any]], device_kind: str) -> dict[str, float]:
+    """The peak of the rank that held most in any attempt that ended: resident on a CPU, allocated on a GPU."""
+    ended = [r["peak_memory_bytes"] for r in records if r["kind"] == "run_finished" and r.get("peak_memory_bytes")]
+    quantity = "memory_device_bytes" if device_kind == "cpu" else "memory_allocated_bytes"
+    return {quantity: float(max(map(max, ended))), "fits": 1.0} if ended else {"fits": 1.0}

@@ -132,7 +132,7 @@ def timeline(played: Play, scale: float, step: StepTime | None) -> Drawing:
     Args:
         scale: seconds of one unit of the play; 0 where there are none.
     """
-    tail = [(name, step.parts.get(name, 0.0)) for name in AFTER] if step is not None and scale else []
+    tail = [(name, seconds) for name, seconds in _after(step).items() if scale] if step is not None else []
     end = played.step_seconds + sum(seconds for _, seconds in tail) / (scale or 1)
     wide = (WIDTH - LEFT - RIGHT) / end
 
@@ -201,7 +201,7 @@ def _played(setting: Setting) -> tuple[Play | None, int]:
 
 def _drawn(config: PipelineConfig, microbatches: int) -> int:
     """Micro-batches that are drawn: all, or as many as the page holds and the schedule takes."""
-    most = max(config.num_stages, MOST_PASSES // config.stages_per_rank)
+    most = max(config.ranks, MOST_PASSES // config.stages_per_rank)
     if microbatches <= most:
         return microbatches
     fitting = (m for m in range(most, 0, -1) if takes(config.schedule, config.ranks, config.stages_per_rank, m))
@@ -209,13 +209,23 @@ def _drawn(config: PipelineConfig, microbatches: int) -> int:
 
 
 def _scale(setting: Setting, played: Play, step: StepTime | None) -> float:
-    """Seconds of one unit of the play: what the plan says of forward, backward and bubble, for all micro-batches alike."""
+    """Seconds of one unit of the play: forward, backward and the exchanges within them, for all micro-batches alike."""
     if step is None:
         return 0.0
-    computing = sum(step.parts.get(name, 0.0) for name in ("forward", "backward"))
+    within = step.parts.get("reduce_exposed", 0.0) - _after(step)["reduce_exposed"]
+    computing = step.parts.get("forward", 0.0) + step.parts.get("backward", 0.0) + within
     busy = sum(played.busy_seconds) / len(played.busy_seconds)
     whole = setting.accumulation * busy / max(1, _count(played))
     return computing / whole if whole else 0.0
+
+
+def _after(step: StepTime) -> dict[str, float]:
+    """Seconds of what follows the passes of a step; of the reduction what is left over then, not what waits within them."""
+    found = {name: step.parts.get(name, 0.0) for name in AFTER}
+    return {
+        **found,
+        "reduce_exposed": min(found["reduce_exposed"], step.detail.get("data_left", found["reduce_exposed"])),
+    }
 
 
 def _waiting(played: Play | None, step: StepTime | None) -> float | None:

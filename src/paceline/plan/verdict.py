@@ -12,9 +12,9 @@ OOM_THRESHOLD = 0.5
 USABLE = 0.99
 """Share of a GPU's memory that programs get: an A100 of 80 GiB gives 81,251 MiB of 81,920, an H100 81,559."""
 
-OWN_SIGMA = {"cpu": 0.02, "cuda": 0.05, "rocm": 0.05}
-"""Standard deviation of ln(measured / predicted) of our own engine: its tensors are counted exactly, the allocator of a GPU
-is not."""
+OWN_SIGMA = {"cpu": 0.05, "cuda": 0.05, "rocm": 0.05}
+"""Standard deviation of ln(measured / predicted) of our own engine: its tensors are counted exactly, allocators and
+what a process holds beside them are not."""
 
 Z90 = 1.2815515655446004
 """90th percentile of the normal distribution."""

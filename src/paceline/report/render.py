@@ -112,4 +112,3 @@ def _spans(steps: list[int]) -> list[tuple[int, int]]:
         else:
             spans.append((step, step))
     return spans
-

@@ -92,6 +92,7 @@ def test_an_accelerator_that_the_catalogue_lacks_is_refused_by_name() -> None:
         ((8, 8, 8, 7), 4, 1, [8, 8, 8, 7]),
         ((2, 2, 2, 2), 4, 1, [2, 2, 2, 2]),
         ((4, 4, 4, 3), 2, 2, [8, 7]),
+        ((1, 2, 2, 1, 1), 5, 1, [1, 2, 2, 1, 1]),
     ],
 )
 def test_uneven_stages_are_told_by_what_the_ends_lack(

@@ -44,8 +44,10 @@ def be_rank(args: argparse.Namespace) -> None:
 
     from paceline.model.attention import Attention, sdpa
     from paceline.parallel.context.attention import ExchangedAttention, GatheredAttention
+    from paceline.workers.gloo import run_one_at_a_time
 
     torch.set_num_threads(1)
+    run_one_at_a_time()
     dist.init_process_group(
         "gloo", init_method=f"file://{Path(args.folder) / 'store'}", rank=args.rank,
         world_size=args.degree,

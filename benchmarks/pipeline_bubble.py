@@ -55,7 +55,9 @@ def be_rank(args: argparse.Namespace) -> None:
     from paceline.parallel.layout import Layout
     from paceline.parallel.mesh import build_mesh
     from paceline.parallel.pipeline.apply import Pipeline
+    from paceline.workers.gloo import run_one_at_a_time
 
+    run_one_at_a_time()
     store = torch._C._distributed_c10d.FileStore(f"{args.folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=args.rank, world_size=RANKS)
     device = torch.device("cpu")

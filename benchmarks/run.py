@@ -36,6 +36,7 @@ PROGRAMS = {
     "checkpoint_save": ["benchmarks.checkpoint_save"],
     "bench_collectives": ["benchmarks.bench_collectives"],
     "netlab_rates": ["benchmarks.netlab_rates"],
+    "plan_own_runs": ["benchmarks.plan_own_runs"],
 }
 LIMIT_SECONDS = 1200.0
 BUSY_LOAD = 0.5

@@ -24,9 +24,11 @@ def bus_bandwidths(rank: int, world_size: int, kinds: Sequence[str]) -> dict[str
     count = SIZE_BYTES // 4 // world_size
     parts, part = torch.ones(count * world_size), torch.ones(count)
     ring = (world_size - 1) / world_size
+    world = dist.group.WORLD
+    assert world is not None
     calls: dict[str, tuple[float, Callable[[], object]]] = {
         "all_reduce": (2 * ring, lambda: dist.all_reduce(whole)),
-        "all_gather": (ring, lambda: all_gather(parts, part, dist.group.WORLD)),
+        "all_gather": (ring, lambda: all_gather(parts, part, world)),
         "broadcast": (world_size - 1, lambda: dist.broadcast(whole, 0)),
         "send_recv": (1.0, lambda: _send_recv(whole, rank)),
     }

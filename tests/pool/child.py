@@ -76,6 +76,9 @@ def _run(call: Call) -> Outcome:
 def _join_group(call: Call) -> None:
     import torch.distributed as dist
 
+    from paceline.workers.gloo import run_one_at_a_time
+
+    run_one_at_a_time()
     # A file store: no port, and nothing left of an earlier call.
     dist.init_process_group(
         "gloo",

@@ -1,6 +1,6 @@
 """A worker joins its run: the store, the check that all belong together, the process group; and leaves it.
 
-The only module of `workers` that imports torch.
+With `gloo` the only module of `workers` that imports torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from paceline.errors import JobError, Stalled
 from paceline.units import format_seconds
-from paceline.workers import affinity, environment, heartbeat, interfaces, ports
+from paceline.workers import affinity, environment, gloo, heartbeat, interfaces, ports
 from paceline.workers.barrier import store_barrier
 from paceline.workers.environment import Ranks
 
@@ -88,6 +88,7 @@ def join(
     # Ranks enter together, so that the group's own timeout need not cover their different starts.
     store_barrier(store, "joined", place.rank, place.world_size, deadline - time.monotonic())
     _choose_interface(place, device)
+    gloo.run_one_at_a_time()
     dist.init_process_group(
         _backend(device),
         store=PrefixStore("group", store),

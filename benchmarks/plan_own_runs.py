@@ -1,0 +1,128 @@
+"""Predicted step seconds of runs on this machine beside what they took: the cluster is measured first, then each job runs.
+
+    python -m benchmarks.plan_own_runs
+
+`paceline bench collectives` and `bench compute` measure the cluster for two ranks; `paceline plan --fixed` predicts each job
+from that file alone; `paceline train` runs it. Measured is the median of the steps of the second half, of all ranks the
+slowest (the records). One thread a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.launch import environment
+from benchmarks.program import finish, parser
+from benchmarks.record import ROOT, Figure, say
+from benchmarks.text import one_document_words
+from paceline.units import format_percent, format_seconds
+
+WORST, MEDIAN = 0.15, 0.07
+PROCS = 2
+STEPS, QUICK_STEPS = 16, 4
+
+
+class Run(NamedTuple):
+    """A job by its words."""
+
+    name: str
+    procs: int
+    words: tuple[str, ...]
+
+
+FP32, BF16 = "parallel.precision=fp32", "parallel.precision=bf16"
+RUNS = (
+    Run("one rank, fp32", 1, (FP32,)),
+    Run("one rank, bf16", 1, (BF16,)),
+    Run("dp=2, fp32", 2, (FP32,)),
+    Run("dp=2, bf16", 2, (BF16,)),
+    Run("dp_shard=2, stage 3, fp32", 2, ("parallel.dp_shard=2", FP32)),
+    Run("dp_shard=2, stage 1, bf16", 2, ("parallel.dp_shard=2", "parallel.zero_stage=1", BF16)),
+    Run("tp=2, fp32", 2, ("parallel.tp=2", FP32)),
+    Run("tp=2, bf16", 2, ("parallel.tp=2", BF16)),
+    Run("pp=2, 4 micro-batches, fp32", 2, ("parallel.pp=2", "batch.microbatch=2", FP32)),
+    Run("cp=2, fp32", 2, ("parallel.cp=2", FP32)),
+    Run("dp=2, recompute full, fp32", 2, ("parallel.recompute=full", FP32)),
+    Run("dp=2, accumulation 4, fp32", 2, ("batch.microbatch=1", FP32)),
+)
+
+
+def paceline(*words: str, limit: float = 300.0) -> str:
+    """The output of a command."""
+    command = [sys.executable, "-m", "paceline", *words]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=limit,
+        check=True,
+    )
+    return done.stdout.decode()
+
+
+def measure_cluster(folder: Path, quick: bool) -> Path:
+    """The file of what two ranks of this machine do."""
+    path = folder / "cluster.toml"
+    largest = "1MiB" if quick else "16MiB"
+    paceline("bench", "collectives", "--procs", str(PROCS), "--max", largest, "--save", str(path), "--json")
+    paceline("bench", "compute", "--procs", str(PROCS), "--save", str(path), "--json")
+    return path
+
+
+def words_of(run: Run) -> list[str]:
+    base = [str(ROOT / "examples" / "small.toml"), *one_document_words(), "batch.global_batch=8", "launch.threads=1"]
+    return [*base, "parallel.compile=false", *run.words]
+
+
+def predicted(run: Run, cluster: Path) -> dict[str, Any]:
+    """The plan's chosen layout, which is the given one."""
+    text = paceline("plan", *words_of(run), "--fixed", "--cluster", str(cluster), "--procs", str(run.procs), "--json")
+    chosen: dict[str, Any] = json.loads(text)["chosen"]
+    return chosen
+
+
+def measured(run: Run, folder: Path, steps: int) -> float:
+    """Median seconds of a step in the second half of a run."""
+    place = folder / run.name.replace(" ", "-").replace(",", "").replace("=", "")
+    words = [f"run.steps={steps}", f"run.dir={json.dumps(str(place))}", "checkpoint.every=end"]
+    paceline("train", *words_of(run), *words, "--procs", str(run.procs), "--json")
+    seconds: dict[int, float] = {}
+    for path in place.rglob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            if record.get("kind") == "step" and record["step"] > steps // 2:
+                seconds[record["step"]] = max(seconds.get(record["step"], 0.0), record["seconds"])
+    return statistics.median(seconds.values())
+
+
+def main() -> int:
+    args = parser(__doc__).parse_args()
+    figures, details = [], []
+    with tempfile.TemporaryDirectory(prefix="paceline-own-") as name:
+        folder = Path(name)
+        cluster = measure_cluster(folder, args.quick)
+        say("measured the cluster")
+        for run in RUNS[:2] if args.quick else RUNS:
+            plan, took = predicted(run, cluster), measured(run, folder, QUICK_STEPS if args.quick else STEPS)
+            error = plan["step_seconds"] / took - 1
+            details.append({"run": run.name, "measured": took, "error": error, "plan": plan["step_seconds"]})
+            told = f"{format_percent(error)}: {format_seconds(plan['step_seconds'])} for {format_seconds(took)}"
+            figures.append(Figure(run.name, f"within {WORST:.0%}", told, abs(error) <= WORST))
+            say(f"  {run.name}: {told}")
+    middle = statistics.median(abs(one["error"]) for one in details)
+    figures.append(
+        Figure("median of all", f"<= {MEDIAN:.0%}", f"{format_percent(middle)} of {len(details)}", middle <= MEDIAN)
+    )
+    return finish("plan_own_runs", figures, {"runs": details}, args, words_of(RUNS[0]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

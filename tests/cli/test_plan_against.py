@@ -37,6 +37,9 @@ def test_the_text_has_tables(few: str, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["plan", "--against", few]) == 0
     said = capsys.readouterr().out
     assert "megatron-sc21" in said and "by device" in said and "guess" in said
+    # Each run with what was measured, what is predicted, and the error.
+    (line,) = [line for line in said.splitlines() if line.startswith("sc21-t1-145b ")]
+    assert len(line.split()) == 8 and "%" in line
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,8 @@ def _batches(
 ) -> tuple[int, int]:
     microbatch = optional(row, "micro_batch")
     if microbatch is None:
-        microbatch = generation.microbatch
+        cut = global_batch // layout.dp // layout.pp if generation.cut_for_pipeline and layout.pp > 1 else 0
+        microbatch = cut or generation.microbatch
         assumed.append(f"micro-batch {microbatch}: not published, habit of {generation.key}")
     per_rank = global_batch / layout.dp
     microbatch = max(1, min(microbatch, int(per_rank)))

@@ -70,7 +70,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     sequence_parallel: where tensors are split. dropout: of training. recompute, zero_stage, vocabulary, microbatch: what
     is assumed where a run does not say; the vocabulary before its padding. interleaved: stages of a block each, where a
-        run does not say its schedule.
+        run does not say its schedule. cut_for_pipeline: where a run does not say its micro-batch, a rank's sequences are cut
+        into as many as the pipeline has ranks.
     gradient_bytes, weight_bytes: of an element on the wire between data ranks.
     kernels: launches of one block's forward pass; a backward pass has twice as many.
     launch_seconds: the host's work for one of them; blocks whose kernels are shorter wait for it.
@@ -99,6 +100,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     vocabulary: int = 50257
     microbatch: int = 1
     interleaved: bool = False
+    cut_for_pipeline: bool = False
     gradient_bytes: int = 2
     weight_bytes: int = 2
     reduce_every_microbatch: bool = False

@@ -2,8 +2,8 @@
 
     python -m benchmarks.command_start
 
-`--help` may take 3x. `plan`, with and without `--fixed`, `report` and `train --explain` may take 6x plus their work, which is the time of the same
-command run again in a process that has imported everything. A job that cannot run is refused in under a second.
+`--help` may take 3x. `plan`, `plan --fixed`, `report` and `train --explain` may take 6x plus their work, which is the time
+of the same command run again in a process that has imported everything. A job that cannot run is refused in under a second.
 """
 
 from __future__ import annotations

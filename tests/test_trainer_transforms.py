@@ -65,6 +65,7 @@ def test_results_stay_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"overlap": False}, "parallel.overlap"),
         ({"reduce_dtype": "bf16"}, "parallel.reduce_dtype"),
         ({"reduce_every": "step"}, "parallel.reduce_every"),
+        ({"layout": "auto"}, "parallel.layout"),
     ],
 )
 def test_what_has_no_effect_is_refused(tmp_path: Path, layout: dict[str, Any], key: str) -> None:

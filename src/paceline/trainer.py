@@ -475,6 +475,13 @@ def _refuse_keys_of_model_axes(given: Mapping[str, Any]) -> None:
                 values={key: given[key]},
                 hint="Remove it.",
             )
+    if "layout" in given:
+        raise JobError(
+            "has no effect on a module of one's own: the planner knows what models of the catalogue compute, and no other",
+            key="parallel.layout",
+            values={"layout": given["layout"]},
+            hint="Remove it; unless degrees are given, every rank is a replica.",
+        )
 
 
 def _refuse_loader_worker() -> None:

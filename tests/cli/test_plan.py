@@ -64,7 +64,8 @@ def test_the_document_has_what_the_contract_names(capsys: pytest.CaptureFixture[
 def test_layouts_whose_ranges_overlap_are_tied_and_their_trials_run_them(capsys: pytest.CaptureFixture[str]) -> None:
     tied = plan(capsys, *BIG, "--cluster", "1x8xh100-sxm")["tied"]
     assert len(tied["layouts"]) >= 2 and 2 <= len(tied["trials"]) <= 3
-    for command, layout in zip(tied["trials"], tied["layouts"], strict=False):
+    assert tied["tried"][0] == tied["layouts"][0] and all(tried in tied["layouts"] for tried in tied["tried"])
+    for command, layout in zip(tied["trials"], tied["tried"], strict=True):
         words = shlex.split(command)
         assert words[:2] == ["paceline", "train"]
         job = load_job(*split_words(words[2:]))

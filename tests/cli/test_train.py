@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from paceline.checkpoint.places import find_one
+from paceline.report.summary import summarise
 from paceline.run.records import read_records
 from tests.cli.job import SMALL, TEXT
 from tests.pool.launch import Launcher
@@ -51,6 +54,11 @@ def test_a_run_leaves_its_files_and_is_done_the_second_time(launch: Launcher, te
     for name in ("job.toml", "plan.json", "report.html", "checkpoints/step-00000006/COMMIT"):
         assert (run / name).exists()
     assert "http" not in (run / "report.html").read_text()
+    planned = json.loads((run / "plan.json").read_text())["chosen"]
+    assert planned["step_seconds"] == pytest.approx(sum(planned["step_parts"].values())) and planned["step_seconds"] > 0
+    rows = {row["quantity"]: row for row in summarise(run)["predicted_measured"]}
+    for name in ("step_seconds", "forward", "backward", "optimizer", "peak_memory"):
+        assert rows[name]["predicted"] > 0 and rows[name]["measured"] > 0
     kinds = [r["kind"] for r in read_records(run)]
     assert kinds.count("step") == 6 and kinds.count("eval") == 2 and kinds.count("run_finished") == 1
     again = launch(words)
@@ -60,6 +68,21 @@ def test_a_run_leaves_its_files_and_is_done_the_second_time(launch: Launcher, te
     assert other.returncode == 78 and "optimizer.lr: 0.003 -> 0.1" in other.stderr
     beside = launch([*words, "optimizer.lr=0.1", "checkpoint.resume=never", "run.steps=2"], timeout=60)
     assert beside.returncode == 0 and (text / "runs" / "default-2").is_dir()
+
+
+def test_every_rank_of_an_automatic_layout_runs_what_the_planner_chose(launch: Launcher, text: Path) -> None:
+    words = ["train", *SMALL, "run.steps=2", "parallel.layout=auto", "--procs", "2"]
+    done = launch(words, timeout=90)
+    assert done.returncode == 0, done.stderr
+    chosen = re.search(r"^layout = auto: (.*)$", done.stderr, re.M)
+    assert chosen is not None
+    stored = tomllib.loads((text / "runs" / "default" / "job.toml").read_text())
+    for key, value in (word.split("=") for word in chosen[1].split()):
+        section, name = key.split(".")
+        assert str(stored[section][name]) == value, key
+    assert stored["parallel"]["layout"] == "given", "the resolved job holds numbers"
+    again = launch(words)
+    assert again.returncode == 0 and "this run is done" in again.stderr
 
 
 def test_a_held_directory_is_refused_and_ctrl_c_leaves_130(launch: Launcher, text: Path) -> None:

@@ -88,7 +88,7 @@ def test_experts_are_not_priced_as_dense(document: Mapping[str, Any]) -> None:
 
 def test_what_is_far_off_has_a_cause(document: Mapping[str, Any]) -> None:
     causes = tomllib.loads(CAUSES.read_text(encoding="utf-8"))["far_off"]
-    assert set(document["summary"]["far_off"]) == set(causes)
+    assert set(document["summary"]["far_off"]) <= set(causes)
 
 
 def test_the_page_says_what_the_program_prints(document: Mapping[str, Any]) -> None:

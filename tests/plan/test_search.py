@@ -76,30 +76,44 @@ def test_the_search_finds_what_trying_everything_finds(name: str) -> None:
     ("words", "text"),
     [
         (BIG, "2x8xh100-sxm:ndr400"),
-        ((*BIG, "parallel.offload=host"), "1x8xa100-sxm-80g"),
+        (
+            (*BIG, "parallel.offload=host", "parallel.reduce_dtype=bf16", "parallel.reduce_every=microbatch"),
+            "1x8xa100-sxm-80g",
+        ),
+        ((*BIG, "parallel.reduce_every=step"), "1x8xh100-sxm"),
         (("model.preset=qwen3-0.6b", "batch.global_batch=96", "data.sequence_length=512"), "3x4xa100-sxm-40g:100gbit"),
         (("model.num_layers=6", "batch.global_batch=24"), "1x6xcpu"),
+        (("model.preset=gpt2-xl", "batch.global_batch=120", "data.sequence_length=1024"), "5x6xv100-sxm-32g:edr100"),
+        (("model.preset=llama3-70b", "batch.global_batch=96", "data.sequence_length=8192"), "12x8xa100-sxm-80g:hdr200"),
     ],
 )
 def test_bounds_are_below_the_exact_figures(words: tuple[str, ...], text: str) -> None:
     looking = Search(job(*words), cluster(text))
     pool = looking.pool(looking.allowed())
     runs = [i for i in range(pool.seconds.size) if pool.seconds[i] < float("inf")]
-    for index in random.Random(0).sample(runs, min(150, len(runs))):
+    for index in random.Random(0).sample(runs, min(100, len(runs))):
         weighed = looking.scale.weigh(pool.choice(index))
         if isinstance(weighed, str):
             continue
         assert pool.seconds[index] <= weighed.seconds, weighed.choice
         assert pool.memory[index] <= weighed.memory_bytes, weighed.choice
+    for index in random.Random(1).sample(runs, min(1000, len(runs))):
+        choice = pool.choice(index)
+        assert pool.seconds[index] <= looking.scale.step(looking.scale.setting_of(choice)).seconds, choice
 
 
 def test_the_setting_of_a_choice_is_that_of_its_resolved_job() -> None:
     place = cluster("2x4xh100-sxm:ndr400")
-    for words in (BIG, (*BIG, "parallel.reduce_every=step", "run.steps=20"), ("model.num_layers=5",)):
+    several: tuple[tuple[str, ...], ...] = (
+        BIG, (*BIG, "parallel.reduce_every=step", "run.steps=20"), ("model.num_layers=5",),
+        (*BIG, "parallel.reduce_dtype=bf16", "parallel.reduce_every=microbatch"),
+        ("model.num_layers=6", "parallel.pp_layers=[2, 3, 1, 1]", "model.num_layers=7", "batch.global_batch=16"),
+    )  # fmt: skip
+    for words in several:
         task = job(*words)
         scale = Scale(task, place)
         choices = list(everything(task, place))
-        for choice in random.Random(1).sample(choices, 60):
+        for choice in random.Random(1).sample(choices, min(60, len(choices))):
             try:
                 resolved = scale.resolve(choice)
             except JobError:
@@ -128,6 +142,32 @@ def test_a_rule_of_the_search_refuses_what_the_job_refuses() -> None:
         assert refused == (reason is not None), (layout, reason)
         seen.add(reason)
     assert len(seen) >= 5, seen
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("parallel.sequence_parallel=false",), ("parallel.cp_method=gather",), ("parallel.reduce_every=microbatch",),
+        ("parallel.reduce_every=step",), ("parallel.reduce_dtype=bf16",), ("parallel.bucket_bytes=4MiB",),
+        ("parallel.overlap=true",), ("parallel.overlap=false",), ("parallel.parameter_dtype=bf16", "parallel.precision=bf16"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_a_layout_leaves_without_effect_excludes_it(words: tuple[str, ...]) -> None:
+    task, place = job("model.num_layers=4", "batch.global_batch=16", *words), cluster("1x8xh100-sxm")
+    scale = Scale(task, place)
+    limits, held = Limits.of(scale.base.spec, task), held_by(task)
+    refused = set()
+    for layout in layouts(8):
+        ways = styles(layout, limits, held)
+        if not ways:
+            continue
+        # All sequences of a rank at once, so that no rule of micro-batches has a say.
+        found = scale.weigh(Choice(layout, ways[-1], 16 // layout.dp, "none"))
+        if layout.pp > 1 and isinstance(found, str) and "micro-batches" in found:
+            continue
+        assert isinstance(found, str) == (fault(layout, limits, held) is not None), (layout, found)
+        refused.add(isinstance(found, str))
+    assert refused == {True, False}
 
 
 def test_counts_of_rejections_add_up_and_each_has_an_example() -> None:

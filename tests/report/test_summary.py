@@ -64,6 +64,21 @@ def test_planned_stands_beside_measured(tmp_path: Path) -> None:
     assert rows["step_seconds"]["relative_error"] == pytest.approx(-0.04, abs=0.03)
 
 
+def test_the_parts_of_a_step_stand_below_it_as_predicted_and_as_measured(tmp_path: Path) -> None:
+    lifelike_run(tmp_path, steps=60)
+    planned = {"forward": 0.04, "backward": 0.08, "bubble": 0.0, "optimizer": 0.01}
+    (tmp_path / "plan.json").write_text(json.dumps({"chosen": {"step_seconds": 0.13, "step_parts": planned}}))
+    run = summarise(tmp_path)
+    rows = {r["quantity"]: r for r in run["predicted_measured"] if r["part_of"] == "step_seconds"}
+    assert rows["forward"]["predicted"] == 0.04 and rows["backward"]["predicted"] == 0.08
+    for name, row in rows.items():
+        assert row["measured"] == run["step_parts"][name]["median_seconds"] and row["unit"] == "seconds"
+    assert "bubble" not in rows, "what is neither predicted nor seen is left out"
+    assert rows["data_wait"]["predicted"] is None and rows["data_wait"]["measured"] > 0
+    order = [r["quantity"] for r in run["predicted_measured"]]
+    assert order.index("step_seconds") < order.index("forward") < order.index("backward")
+
+
 def test_memory_is_taken_from_the_plan_where_the_run_holds_none(tmp_path: Path) -> None:
     simple_run(tmp_path)
     stages = [{"parameters_bytes": 1, "total_bytes": 1}, {"parameters_bytes": 7, "total_bytes": 9}]

@@ -46,10 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from paceline.cli import print_document, say
     from paceline.cli.job_words import job_of
+    from paceline.cli.planned import planned_job
     from paceline.doctor.text import describe
 
     _check(args)
-    job = job_of(args) if args.words or args.procs is not None else None
+    job = None
+    if args.words or args.procs is not None:
+        # A layout that depends on the ranks belongs to the host that starts them, not to one that reads snapshots.
+        job = job_of(args) if args.snapshots else planned_job(args)[0]
     report = _from_files(args, job) if args.snapshots else _here(args, job)
     if report is None:
         return 0

@@ -7,13 +7,29 @@ from paceline.job.load import Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
+
     from paceline.cluster.spec import Cluster
 
 
-def planned_words(job: Job) -> list[str]:
+def planned_job(args: argparse.Namespace) -> tuple[Job, list[str]]:
+    """The job of a command's words with the planner's layout where it asks for that, and the words of the choice, which
+    `args.words` then end with."""
+    from paceline.cli.job_words import job_of
+
+    job = job_of(args)
+    chosen = planned_words(job)
+    if chosen:
+        args.words = [*args.words, *chosen]
+        job = job_of(args)
+    return job, chosen
+
+
+def planned_words(job: Job, procs: int | None = None) -> list[str]:
     """`section.key=value` words of the layout that the planner chooses for the ranks of this run; none unless it is asked.
 
-    A worker's are those of the world that its launcher made, on nodes like its own.
+    A worker's are those of the world that its launcher made, on nodes like its own; else those of `procs` ranks here, as many
+    as the job asks for unless given.
 
     Raises:
         JobError: the job is wrong under every layout.
@@ -23,7 +39,7 @@ def planned_words(job: Job) -> list[str]:
         return []
     from paceline.plan.search import search
 
-    cluster = _cluster(job)
+    cluster = _cluster(job, procs)
     found = search(job, cluster, shown=1)
     if not found.ranked:
         raise PacelineError(
@@ -36,7 +52,7 @@ def planned_words(job: Job) -> list[str]:
     return [f"{key}={value}" for key, value in keys.items()]
 
 
-def _cluster(job: Job) -> Cluster:
+def _cluster(job: Job, procs: int | None) -> Cluster:
     import msgspec
 
     from paceline.cluster.probe import probe_host
@@ -45,7 +61,7 @@ def _cluster(job: Job) -> Cluster:
 
     here = parse_cluster(HERE, probe_host())
     if not is_worker():
-        return msgspec.structs.replace(here, devices_per_node=int(job.launch.procs_per_node or here.devices))
+        return msgspec.structs.replace(here, devices_per_node=procs or int(job.launch.procs_per_node or here.devices))
     world = ranks()
     each = world.local_world_size
     return msgspec.structs.replace(here, nodes=max(1, world.world_size // each), devices_per_node=each)

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from paceline.cli import print_document, say
     from paceline.cli.job_words import job_of
+    from paceline.cli.planned import planned_words
     from paceline.cluster.probe import probe_host
     from paceline.prove.run import prove
 
@@ -34,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
     job = job_of(args)
     procs = int(job.launch.procs_per_node or probe_host().default_procs)
     other = _other(args.other, procs)
-    certificate = prove(args.words, procs=procs, other=other, before=before, after=after, say=say)
+    # On both numbers of ranks the layout is the one that the first would get, or what is left of it.
+    words = [*args.words, *planned_words(job, procs)]
+    certificate = prove(words, procs=procs, other=other, before=before, after=after, say=say)
     if args.json:
         say(certificate.describe())
         print_document("prove", certificate.document())

@@ -27,16 +27,13 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from paceline.cli import print_document, say
-    from paceline.cli.job_words import job_of, worker_words
-    from paceline.cli.planned import planned_words
+    from paceline.cli.job_words import worker_words
+    from paceline.cli.planned import planned_job
     from paceline.workers.environment import is_worker
 
-    job = job_of(args)
-    if chosen := planned_words(job):
-        args.words = [*args.words, *chosen]
-        job = job_of(args)
-        if not is_worker():
-            say(f"layout = auto: {' '.join(chosen)}")
+    job, chosen = planned_job(args)
+    if chosen and not is_worker():
+        say(f"layout = auto: {' '.join(chosen)}")
     if is_worker() and not args.explain:
         # By name: the supervisor must not pay for the import of torch.
         import importlib

@@ -7,17 +7,21 @@ from typing import Any
 
 from paceline.plan.memory_text import memory_lines
 
+ROW_HEADER = f"{'run':<60} {'measured':>9} {'predicted':>9} {'P10 to P90':>19} {'error':>7} {'fitted':>7}"
 HEADER = (
     f"{'':<34} {'rows':>5} {'median':>7} {'P90':>7} {'bias':>7} {'in range':>8} {'guess':>7} {'skill':>6}"
-    f" | {'fitted median':>13} {'P90':>7}"
+    f" | {'fitted median':>13} {'P90':>7} | {'without own source':>18} {'P90':>7}"
 )
 MOST_REASONS = 12
 
 
 def describe_against(document: Mapping[str, Any]) -> str:
-    """Tables of errors by source, device, quality and strategy, ranking, and what is not modelled."""
+    """Each predicted step with its error; tables of errors by source, device, quality, strategy and software, ranking, and
+    what is not modelled."""
     summary = document["summary"]
-    lines = ["errors of predicted step times; guess: the median TFLOP/s of the other runs on that device", "", HEADER]
+    steps = [row for row in document["rows"] if row["quantity"] == "step_seconds" and row["relative_error"] is not None]
+    lines = ["seconds of a step", "", ROW_HEADER, *map(_row, steps), ""]
+    lines += ["errors of predicted step times; guess: the median TFLOP/s of the other runs on that device", "", HEADER]
     lines.append(_line("overall", summary["overall"]))
     for key in ("source", "device", "quality", "strategy", "software"):
         lines += ["", f"by {key}"]
@@ -33,14 +37,23 @@ def describe_against(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _row(row: Mapping[str, Any]) -> str:
+    between = f"{row['p10']:.4g} to {row['p90']:.4g}"
+    return (
+        f"{row['id']:<60} {row['measured']:>9.4g} {row['predicted']:>9.4g} {between:>19} {row['relative_error']:>+7.1%}"
+        f" {row['predicted_calibrated'] / row['measured'] - 1:>+7.1%}"
+    )
+
+
 def _line(name: str, errors: Mapping[str, Any]) -> str:
-    fitted = errors["calibrated"]
+    fitted, others = errors["calibrated"], errors["calibrated_without_source"]
     return (
         f"{name:<34} {errors['rows']:>5} {_percent(errors['median_absolute_relative_error']):>7}"
         f" {_percent(errors['p90_absolute_relative_error']):>7} {_percent(errors['bias']):>7}"
         f" {_percent(errors['inside_range']):>8} {_percent(errors['guess_median_absolute_relative_error']):>7}"
         f" {_percent(errors['skill']):>6} | {_percent(fitted['median_absolute_relative_error']):>13}"
         f" {_percent(fitted['p90_absolute_relative_error']):>7}"
+        f" | {_percent(others['median_absolute_relative_error']):>18} {_percent(others['p90_absolute_relative_error']):>7}"
     )
 
 

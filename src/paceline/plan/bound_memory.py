@@ -64,7 +64,7 @@ class MemoryBound:
         self.gathered = 2 if setting.precision in ("bf16", "fp16") else self.weight
         self.reduced = 2 if parallel.reduce_dtype == "bf16" else self.weight
         self.residual = 2 if parallel.parameter_dtype == "bf16" else self.weight
-        self.split = parallel.sequence_parallel
+        self.split, self.every = parallel.sequence_parallel, parallel.reduce_every
         self._kept: dict[tuple[int, int, int, str, bool], float] = {}
         self._blocks: dict[tuple[int, int, str], float] = {}
         self._passes: dict[tuple[str, int, int, int, int], int] = {}
@@ -110,7 +110,8 @@ class MemoryBound:
         if not held.sharded:
             return 2 * own * local + self.moments * local
         first = held.zero == 1
-        keeps = first & (held.count > 1)
+        each = {"auto": ~first, "microbatch": True, "step": False}[self.every] if held.single else False
+        keeps = (held.count > 1) & np.logical_not(each)
         gradients = np.where(keeps, local, local / held.shards)
         unit = np.maximum(self.gathered * block, own * outer)
         gathered = np.where(
@@ -185,7 +186,7 @@ class Held:
 
     def __init__(self, np: Any, layouts: list[Layout], ways: list[Style], counts: dict[int, int]) -> None:
         self.np = np
-        self.sharded = layouts[0].dp_shard > 1
+        self.sharded, self.single = layouts[0].dp_shard > 1, layouts[0].pp == 1
         self.tp = column(np, [x.tp for x in layouts])
         self.shards = column(np, [x.shards for x in layouts])
         self.zero = np.array([w.zero_stage for w in ways])[None, :, None, None]

@@ -46,9 +46,10 @@ def beside(share: float) -> float:
 
 class Exchanged(NamedTuple):
     """Arrays over the choices of a group: micro-batches, seconds of a block's backward pass, weights of a block and
-    outside of blocks, seconds to gather and to reduce one of them."""
+    outside of blocks, seconds to gather and to reduce one of them. `single`: without a pipeline."""
 
     np: Any
+    single: bool
     count: Any
     backward: Any
     unit: Any
@@ -144,7 +145,7 @@ class TimeBound:
 
     def _straggling(self, ranks: int) -> float:
         """Share of its arithmetic that a step waits for the slowest rank."""
-        return STRAGGLING * math.sqrt(2 * math.log(ranks)) if ranks > 1 else 0.0
+        return STRAGGLING * math.log2(ranks)
 
     def _idle(self, np: Any, way: Style, ranks: int, whole: Any, slowest: Any, weights: Any) -> Any:
         """Seconds in which the slowest stage waits while the pipeline fills and drains."""
@@ -176,7 +177,7 @@ class TimeBound:
         reduce = (1 - 1 / shards) * gradient / self._bus(np, tp, shards)
         replicated = column(np, [x.dp_replicate for x in layouts])
         reduce = reduce + 2 * (1 - 1 / replicated) * gradient / shards / self._bus(np, stride, replicated)
-        held = Exchanged(np, count, backward, unit, outer, gather, reduce)
+        held = Exchanged(np, layouts[0].pp == 1, count, backward, unit, outer, gather, reduce)
         rows = [self._sharded(held, way, blocks) for way in ways]
         shape = np.broadcast_shapes(*(row.shape for row in rows))
         return np.stack([np.broadcast_to(row, shape)[:, 0] for row in rows], axis=1)
@@ -188,11 +189,12 @@ class TimeBound:
         unit, outer, gather, reduce = held.unit, held.outer, held.gather, held.reduce
         if way.zero_stage >= 2:
             times = 2 if way.zero_stage == 3 else 1
+            reduce = reduce * (self.every != "step")
             each = times * unit * gather * left + unit * reduce * summed
             # What is longer than the arithmetic beside it is not hidden at all.
             each = np.maximum(each, unit * (times * gather + reduce) - 1.5 * held.backward)
-            return held.count * blocks * each + outer * (gather + reduce) + unit * gather
-        if self.every == "microbatch":
+            return held.count * blocks * each + outer * (gather + held.reduce) + unit * gather
+        if self.every == "microbatch" and held.single:
             return held.count * blocks * unit * reduce * summed
         return blocks * unit * (reduce * summed + gather * left)
 

@@ -39,9 +39,9 @@ their partial sums as well (pytorch/torchtitan, docs of float8 and async TP: 597
 BATCHED = 0.6
 """What the products of written-out attention, many small ones in a batch, reach of the rate of one large one."""
 
-FORWARD_SCORE_BYTES = 11
+FORWARD_SCORE_BYTES = 8
 DROPOUT_SCORE_BYTES = 5
-BACKWARD_SCORE_BYTES = 16
+BACKWARD_SCORE_BYTES = 14
 """Moved for each score of written-out attention in 16 bit: product out, softmax in and out, product in; dropout with its
 mask; and their gradients."""
 

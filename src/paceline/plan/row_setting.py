@@ -57,7 +57,7 @@ def setting_of_run(row: Table) -> Setting:
     recompute, recomputed, share = _recompute(row, generation, assumed)
     precision, recipe = _precision(str(row.get("precision") or ""), found, assumed)
     first, last = _uneven(spec.num_layers, layout.pp)
-    schedule, chunks = _schedule(parallel, spec.num_layers, layout.pp, assumed)
+    schedule, chunks = _schedule(parallel, spec.num_layers, layout.pp, generation, assumed)
     tensor_overlap = re.search(
         r"(async) ?TP(?! off)|(vanilla) ?TP|async TP off", f"{row.get('id')} {row.get('notes')}", re.I
     )
@@ -88,7 +88,7 @@ def setting_of_run(row: Table) -> Setting:
         context_method="ring",
         fused_attention=generation.fused_attention or "flash" in str(row.get("recompute")),
         compile=bool(row.get("compile")),
-        reduce_every_microbatch=zero_stage >= 2 or generation.reduce_every_microbatch,
+        reduce_every_microbatch=layout.pp == 1 and (zero_stage >= 2 or generation.reduce_every_microbatch),
         recipe=recipe,  # type: ignore[arg-type]
         recomputed=recomputed,  # type: ignore[arg-type]
         recomputed_layers=share,
@@ -118,7 +118,7 @@ def _refuse_unmodelled(row: Table, hardware: Table, model: Table, parallel: Tabl
 
 def _generation(row: Table, found: Device, assumed: list[str]) -> Software:
     shard = str(part(row, "parallelism").get("shard") or "")
-    known = software_of(str(row.get("source") or ""), str(row.get("release") or ""), shard)
+    known = software_of(str(row.get("source") or ""), str(row.get("release") or ""), shard, found.key)
     if known is not None:
         return known
     if re.match(r"zero3|fsdp|hsdp", shard):
@@ -197,6 +197,9 @@ def _layout(
     if dp * tp * pp * cp != gpus:
         raise NotModelled(f"dp {dp} x tp {tp} x pp {pp} x cp {cp} does not multiply to {gpus} devices")
     stage, sharded = _sharding(shard, dp, parallel, hardware, generation, assumed)
+    if stage > 1 and pp > 1:
+        assumed.append("weights gathered once a step: stages of a pipeline keep them over all micro-batches")
+        stage = 1
     return Layout(dp_replicate=dp // sharded, dp_shard=sharded, cp=cp, tp=tp, pp=pp), stage
 
 
@@ -230,7 +233,8 @@ def _batches(
 ) -> tuple[int, int]:
     microbatch = optional(row, "micro_batch")
     if microbatch is None:
-        microbatch = generation.microbatch
+        cut = global_batch // layout.dp // layout.pp if generation.cut_for_pipeline and layout.pp > 1 else 0
+        microbatch = cut or generation.microbatch
         assumed.append(f"micro-batch {microbatch}: not published, habit of {generation.key}")
     per_rank = global_batch / layout.dp
     microbatch = max(1, min(microbatch, int(per_rank)))
@@ -286,8 +290,10 @@ def _uneven(layers: int, ranks: int) -> tuple[int, int]:
     return (1, 1) if (layers + 2) % ranks == 0 else (0, 1) if (layers + 1) % ranks == 0 else (0, 0)
 
 
-def _schedule(parallel: Table, layers: int, ranks: int, assumed: list[str]) -> tuple[Schedule, int]:
-    said = str(parallel.get("schedule") or "").lower()
+def _schedule(
+    parallel: Table, layers: int, ranks: int, generation: Software, assumed: list[str]
+) -> tuple[Schedule, int]:
+    said = str(parallel.get("schedule") or ("interleaved" if generation.interleaved else "")).lower()
     chunks = optional(parallel, "vpp") or 1
     if ranks == 1:
         return "1f1b", 1
@@ -298,7 +304,7 @@ def _schedule(parallel: Table, layers: int, ranks: int, assumed: list[str]) -> t
         chunks = max(1, -(-layers // ranks))
         assumed.append(f"{chunks} stages a rank: not published, a block a stage")
     if not said:
-        assumed.append(f"schedule {schedule}: not published")
+        assumed.append(f"schedule {schedule}: not published, habit of {generation.key}")
     if chunks * ranks > layers + 2 * ranks:
         refuse(f"{chunks} x {ranks} stages are more than {layers} layers fill")
     if schedule == "interleaved-1f1b" and chunks == 1:

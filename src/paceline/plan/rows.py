@@ -8,6 +8,7 @@ reason. The format is described in docs/guide/plan-against.md. Imports no torch.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import msgspec
@@ -103,7 +104,8 @@ def _run(row: Table) -> PublishedRun:
 
 def _measured(row: Table, setting: Setting | None) -> dict[str, float]:
     measured = part(row, "measured")
-    found = measured_memory(measured, str(row.get("source") or ""))
+    memory = measured_memory(measured, str(row.get("source") or ""))
+    found = {quantity: value for quantity, value in memory.items() if math.isfinite(value)}
     seconds = step_seconds(row, setting)
     return {"step_seconds": seconds, **found} if seconds else found
 

@@ -82,18 +82,25 @@ class Pool:
         return Choice(group.layouts[layout], group.styles[style], group.microbatches[size], group.recompute[again])
 
 
-def search(job: Job, cluster: Cluster, shown: int = SHOWN) -> Found:
+def search(job: Job, cluster: Cluster, shown: int = SHOWN, name_nearest: bool = True) -> Found:
     """The best layouts of a job on a cluster: of those that hardly run out of memory, where there are any, else of those
     that fit by their figure.
+
+    Args:
+        name_nearest: where nothing fits, whether to look for what misses the memory by least.
 
     Raises:
         JobError: the job is wrong under every layout.
         UsageError: the catalogue lacks the device or the fabric.
     """
-    careful = Search(job, cluster).run(shown)
-    if careful.ranked or careful.nearest is None or not careful.nearest.resolved.fits:
-        return careful
-    return Search(job, cluster, careful=False).run(shown)
+    looking = Search(job, cluster)
+    found = looking.run(shown)
+    if not found.ranked and looking.may_fit:
+        looking = Search(job, cluster, careful=False)
+        found = looking.run(shown)
+    if found.ranked or not name_nearest:
+        return found
+    return msgspec.structs.replace(found, nearest=looking.nearest())
 
 
 class Search:
@@ -110,6 +117,7 @@ class Search:
         self.met: dict[Choice, Weighed | str | None] = {}
         self.steps: dict[Choice, StepTime] = {}
         self.layouts = 0
+        self._pool: Pool | None = None
 
     def _available(self, cluster: Cluster) -> int:
         host = cluster.host
@@ -123,12 +131,11 @@ class Search:
         front = self.complete_front(pool, order, best)
         ranked = simplest_first(list(best.values()))[:shown]
         self._tell_slower(pool, order, ranked)
-        nearest = None if ranked else self.nearest(pool)
         if ranked:
             told = self.scale.resolve(ranked[0].choice, derive=True)
             ranked[0] = msgspec.structs.replace(ranked[0], resolved=told)
         return Found(
-            tuple(ranked), tuple(front), self.rejections, nearest, self.held, self.layouts,
+            tuple(ranked), tuple(front), self.rejections, None, self.held, self.layouts,
             int(pool.seconds.size), len(self.steps),
         )  # fmt: skip
 
@@ -162,7 +169,8 @@ class Search:
                 self.rejections.layout("no schedule, stage or micro-batch that the job sets runs in it", layout)
         if not groups:
             raise nothing_runs(self.job, self.world, self.rejections)
-        return Pool(groups)
+        self._pool = Pool(groups)
+        return self._pool
 
     def in_order(self, pool: Pool) -> Any:
         """Numbers of the choices that may fit, the one with the lowest bound first."""
@@ -219,18 +227,21 @@ class Search:
                 known = front_of([*known, weighed], step)
         return known
 
-    def nearest(self, pool: Pool) -> Weighed | None:
-        """Of the choices with the lowest bounds of memory, the one that needs the least."""
+    @property
+    def may_fit(self) -> bool:
+        """Whether the bound of any choice leaves room for it to fit by its figure."""
+        pool = self._pool
+        return pool is not None and bool((pool.memory[pool.runs] <= self.available).any())
+
+    def nearest(self) -> Weighed | None:
+        """Of the choices with the lowest bounds of memory, the one that needs the least, whether it fits or not."""
         import numpy as np
 
+        pool = self._pool or self.pool(self.allowed())
         runs = np.flatnonzero(pool.runs)
         lowest = runs[np.argsort(pool.memory[runs], kind="stable")][:SHOWN]
         found = [w for i in lowest if isinstance(w := self.scale.weigh(pool.choice(int(i))), Weighed)]
         return min(found, key=lambda w: (w.memory_bytes, w.seconds), default=None)
-
-    def smallest(self) -> Weighed | None:
-        """The choice that needs the least memory, as far as is known, whether it fits or not."""
-        return self.nearest(self.pool(self.allowed()))
 
     def _step(self, choice: Choice) -> StepTime:
         if choice not in self.steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -83,13 +84,26 @@ def tied(ranked: tuple[Weighed, ...], words: list[str]) -> dict[str, Any] | None
     alike = [w for w in ranked[1:] if w.step.p10 <= ranked[0].step.p90]
     if not alike:
         return None
-    tried = [ranked[0], *alike][:TRIED]
+    tried = unlike([ranked[0], *alike])[:TRIED]
     return {
         "layouts": [w.choice.to_record() for w in [ranked[0], *alike]],
         "reason": "the ranges of their predictions overlap, so that they are not ranked among each other",
+        "tried": [w.choice.to_record() for w in tried],
         "trials": [trial(w, words, number) for number, w in enumerate(tried, 1)],
         "seconds": [TRIAL_STEPS * w.seconds for w in tried],
     }
+
+
+def unlike(weighed: Sequence[Weighed]) -> list[Weighed]:
+    """The same, those first that split the model in another way than all before them: they tell most when tried."""
+    seen: set[tuple[int, int, int]] = set()
+    first: list[Weighed] = []
+    for w in weighed:
+        split = (w.choice.layout.pp, w.choice.layout.cp, w.choice.layout.tp)
+        if split not in seen:
+            seen.add(split)
+            first.append(w)
+    return [*first, *(w for w in weighed if w not in first)]
 
 
 def trial(weighed: Weighed, words: list[str], number: int) -> str:
@@ -104,12 +118,15 @@ def trial(weighed: Weighed, words: list[str], number: int) -> str:
 def assumptions(found: Found, cluster: Cluster) -> list[str]:
     """What the figures rest on, in words."""
     setting = (found.ranked or ([found.nearest] if found.nearest else []))[:1]
+    walked = [
+        f"choices within 1% of the fastest count as fast; {found.weighed} of {found.choices} were predicted, the others "
+        "are slower or too large by their bounds"
+    ] if found.ranked else []  # fmt: skip
     kept = [f"kept as the job sets them: {', '.join(found.held.keys)}"] if found.held.keys else []
     return [
         "memory is that of the eager decoder at the peak of a step; compiled blocks keep less",
         "run_seconds is training alone: no start, no checkpoints, no failures",
-        f"choices within 1% of the fastest count as fast; {found.weighed} of {found.choices} were predicted, the others "
-        "are slower or too large by their bounds",
+        *walked,
         *kept,
         *(setting[0].setting.assumed if setting else ()),
     ]

@@ -49,7 +49,8 @@ def setting_of(resolved: Resolved, cluster: Cluster) -> Setting:
         reduce_every_microbatch=layout.dp_shard > 1 and resolved.fsdp.reduce_every_microbatch,
         layers=pipeline.layers if resolved.job.parallel.pp_layers else (),
         parameter_dtype=resolved.transforms.parameter_dtype,
-        offload=resolved.transforms.offload, ddp=resolved.ddp, optimizer=resolved.job.optimizer,
+        offload=resolved.transforms.offload, ddp=resolved.ddp,
+        gradient_bytes=2 if resolved.ddp.reduce_bf16 else 0, optimizer=resolved.job.optimizer,
         fits=cluster.measured.collectives.fits if cluster.measured and cluster.measured.collectives else (),
         assumed=found.assumed,
     )  # fmt: skip
@@ -64,8 +65,11 @@ def fewer_blocks(pipeline: PipelineConfig) -> tuple[int, int]:
     usual = Counter(own[1:-1] or own).most_common(1)[0][0]
     stated = max(0, usual - own[0]), max(0, usual - own[-1])
 
-    def off(fewer: tuple[int, int]) -> int:
-        return sum(abs(a - b) for a, b in zip(own, spread(sum(own), pipeline.ranks, *fewer), strict=True))
+    def off(fewer: tuple[int, int]) -> tuple[bool, int]:
+        told = spread(sum(own), pipeline.ranks, *fewer)
+        # Where on the way a longer stage stands changes nothing; the last one has the head besides.
+        apart = sum(abs(a - b) for a, b in zip(sorted(own), sorted(told), strict=True))
+        return min(told) < 1, apart + abs(own[-1] - told[-1])
 
     return min((0, 0), stated, key=off)
 

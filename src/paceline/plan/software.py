@@ -23,12 +23,13 @@ OWN = "paceline"
 
 class Runs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Published runs of a generation: their source, releases `since` up to but not including `before`, and the
-    beginning of what they say of sharding, where one source had several frameworks."""
+    beginnings of what they say of sharding and of their device's key, where one source had several frameworks."""
 
     source: str
     since: str = ""
     before: str = ""
     shard: str = ""
+    device: str = ""
 
 
 class Hidden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +69,9 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One generation.
 
     sequence_parallel: where tensors are split. dropout: of training. recompute, zero_stage, vocabulary, microbatch: what
-    is assumed where a run does not say; the vocabulary before its padding.
+    is assumed where a run does not say; the vocabulary before its padding. interleaved: stages of a block each, where a
+        run does not say its schedule. cut_for_pipeline: where a run does not say its micro-batch, a rank's sequences are cut
+        into as many as the pipeline has ranks.
     gradient_bytes, weight_bytes: of an element on the wire between data ranks.
     kernels: launches of one block's forward pass; a backward pass has twice as many.
     launch_seconds: the host's work for one of them; blocks whose kernels are shorter wait for it.
@@ -96,6 +99,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     zero_stage: Literal[0, 1, 2, 3] = 1
     vocabulary: int = 50257
     microbatch: int = 1
+    interleaved: bool = False
+    cut_for_pipeline: bool = False
     gradient_bytes: int = 2
     weight_bytes: int = 2
     reduce_every_microbatch: bool = False
@@ -141,17 +146,17 @@ def software_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
-def software_of(source: str, release: str, shard: str) -> Software | None:
+def software_of(source: str, release: str, shard: str, device_key: str = "") -> Software | None:
     """The generation that a published run was made with, the oldest where its release is not published, or None where no
     file names its source."""
     best: tuple[tuple[int, int], Software] | None = None
     for key in software_names():
         for runs in software(key).runs:
-            if runs.source != source or not shard.startswith(runs.shard):
+            if runs.source != source or not shard.startswith(runs.shard) or not device_key.startswith(runs.device):
                 continue
             if release and ((runs.since and release < runs.since) or (runs.before and release >= runs.before)):
                 continue
-            fit = (len(runs.shard), -software(key).years[0])
+            fit = (len(runs.shard) + len(runs.device), -software(key).years[0])
             if best is None or fit > best[0]:
                 best = (fit, software(key))
     return best[1] if best else None

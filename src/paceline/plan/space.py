@@ -25,6 +25,18 @@ sends each micro-batch around all ranks once more."""
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
+DEPENDENT = (
+    "sequence_parallel",
+    "cp_method",
+    "reduce_every",
+    "reduce_dtype",
+    "bucket_bytes",
+    "overlap",
+    "parameter_dtype",
+)
+"""Settings that have an effect under some layouts only."""
+
+
 class Style(NamedTuple):
     """How a layout runs: its schedule, stages of each rank, and stage of sharding (0: nothing is sharded)."""
 
@@ -78,7 +90,8 @@ class Choice(NamedTuple):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What the user set and a search keeps; None where it is free. `keys` are the job's keys, for the text."""
+    """What the user set and a search keeps; None where it is free. `keys` are the job's keys, for the text; `given` are
+    settings that no choice decides and that some layouts would leave without effect."""
 
     degrees: dict[str, int]
     schedule: str | None = None
@@ -88,6 +101,7 @@ class Held(msgspec.Struct, frozen=True):
     microbatch: int | None = None
     num_stages: int | None = None
     whole_backward: bool = False
+    given: dict[str, Any] = {}
     keys: tuple[str, ...] = ()
 
 
@@ -110,6 +124,8 @@ def held_by(job: Job) -> Held:
         microbatch=None if microbatch is None else int(microbatch),
         num_stages=None if (layers := value("pp_layers")) is None else len(layers),
         whole_backward=bool(parallel.compile) or parallel.parameter_dtype == "bf16", keys=tuple(keys),
+        given={key: getattr(parallel, key) for key in DEPENDENT
+               if job.is_set(f"parallel.{key}") and getattr(parallel, key) not in (None, "auto")},
     )  # fmt: skip
 
 
@@ -149,6 +165,9 @@ def fault(layout: Layout, limits: Limits, held: Held) -> str | None:
     for axis, degree in held.degrees.items():
         if getattr(layout, axis) != degree:
             return f"the job sets parallel.{axis} = {degree}"
+    idle = without_effect(layout, held.given)
+    if idle is not None:
+        return f"parallel.{idle} is set and has no effect, or no sense, in it"
     if layout.tp not in limits.tp_degrees:
         return "tp does not split the heads, the feed-forward layer or the vocabulary of this model"
     if layout.pp > limits.num_layers:
@@ -160,6 +179,22 @@ def fault(layout: Layout, limits: Limits, held: Held) -> str | None:
     if limits.global_batch % layout.dp:
         return f"{limits.global_batch} sequences do not divide over the data ranks"
     return None
+
+
+def without_effect(layout: Layout, given: dict[str, Any]) -> str | None:
+    """The setting that a layout leaves without effect, by the rules of `job.checks` and of the strategies."""
+    sharded, piped = layout.dp_shard > 1, layout.pp > 1
+    alone = layout.dp * layout.cp == 1
+    rules = {
+        "sequence_parallel": layout.tp == 1,
+        "cp_method": layout.cp == 1,
+        "reduce_every": alone or (given.get("reduce_every") == "microbatch" and (piped or not sharded)),
+        "reduce_dtype": alone,
+        "bucket_bytes": alone or sharded,
+        "overlap": alone or sharded or (piped and bool(given.get("overlap"))),
+        "parameter_dtype": sharded and given.get("parameter_dtype") == "bf16",
+    }
+    return next((key for key in given if rules[key]), None)
 
 
 def _handed_out(layout: Layout, heads: tuple[int, int]) -> bool:

@@ -22,12 +22,15 @@ CONTENTION = 0.2
 """Products run slower by this share of the time in which a collective runs beside them: it takes multiprocessors and
 memory bandwidth (Calculon charges 0.15 of the multiprocessors over NVLink, Echo, arXiv 2412.12487, measures 0.38)."""
 
-STRAGGLING = 0.006
-"""Relative spread of the time of equal ranks; a step waits for the slowest. From the loss of DGX Cloud's H100 runs between
-128 and 2048 devices, 2.2% in bf16."""
+STRAGGLING = 0.004
+"""What a step of 16-bit products loses by waiting for its slowest rank, for each doubling of the ranks: DGX Cloud's H100
+runs lose 2.2% from 128 to 2048 devices. Shorter products lose as many seconds, a larger share."""
 
-PRIOR_SPREAD = (0.925, 1.125)
-CALIBRATED_SPREAD = (0.93, 1.105)
+SHORTER = 1.4
+"""Share of it in products of 8 and 4 bits over that of 16 bits."""
+
+PRIOR_SPREAD = (0.92, 1.13)
+CALIBRATED_SPREAD = (0.925, 1.11)
 """P10 and P90 of measured steps over predicted ones, of the published runs in tests/golden."""
 
 NO_FACTORS = Factors()
@@ -73,7 +76,7 @@ def step_with(setting: Setting, factors: Factors | None) -> StepTime:
     mean = _mean(stages)
     m = setting.accumulation
     computing = m * (mean.forward + mean.input_gradient + mean.weight_gradient)
-    waiting = STRAGGLING * math.sqrt(2 * math.log(setting.layout.world_size)) * computing
+    waiting = straggling(setting) * computing
     parts = {
         "data_wait": 0.0,
         "forward": m * mean.forward,
@@ -93,6 +96,12 @@ def step_with(setting: Setting, factors: Factors | None) -> StepTime:
         "data_left": left,
     }
     return StepTime(total, total * low, total * high, parts, detail)
+
+
+def straggling(setting: Setting) -> float:
+    """What waiting for the slowest rank adds to a step, as a share of its arithmetic."""
+    shorter = SHORTER if setting.precision in ("fp8", "fp4") else 1.0
+    return STRAGGLING * shorter * math.log2(setting.layout.world_size)
 
 
 def blocks_of(setting: Setting) -> list[int]:

@@ -12,6 +12,7 @@ from paceline.errors import JobError
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, decide_compile, resolve_job
 from paceline.model.flop import training_flop_per_token
+from paceline.parallel.ddp.config import ddp_config
 from paceline.parallel.layout import AXES, Layout
 from paceline.parallel.pipeline.balance import balanced_layers, layer_costs
 from paceline.parallel.pipeline.config import NO_PIPELINE, SPLIT_BACKWARD, PipelineConfig
@@ -69,7 +70,11 @@ class Scale:
         compiled, _ = decide_compile(
             job, self.base.spec, cluster.host, _all_ranks(cluster), self.base.batch, self.base.steps, NO_PIPELINE
         )
-        self.setting = msgspec.structs.replace(self.setting, link=whole.link, fabric=whole.fabric, compile=compiled)
+        ddp = ddp_config(job.parallel)
+        self.setting = msgspec.structs.replace(
+            self.setting, link=whole.link, fabric=whole.fabric, compile=compiled, ddp=ddp,
+            gradient_bytes=2 if ddp.reduce_bf16 else 0,
+        )  # fmt: skip
         self._costs = layer_costs(self.base.spec, self.setting.sequence_length)
         self._cuts: dict[tuple[int, Style], PipelineConfig] = {}
         self._fewer: dict[tuple[int, Style], tuple[int, int]] = {}
@@ -97,6 +102,7 @@ class Scale:
             reduce_every_microbatch=sharded and layout.pp == 1
             and (style.zero_stage > 1 if every == "auto" else every == "microbatch"),
             first_layers=first, last_layers=last,
+            layers=tuple(self.job.parallel.pp_layers or ()) if layout.pp > 1 else (),
         )  # fmt: skip
 
     def cut(self, ranks: int, style: Style) -> PipelineConfig:

@@ -55,7 +55,7 @@ def fewest_nodes(job: Job, cluster: Cluster) -> tuple[int, Weighed] | None:
 
 def _fits(job: Job, cluster: Cluster, nodes: int) -> Weighed | None:
     try:
-        weighed = Search(job, msgspec.structs.replace(cluster, nodes=nodes)).smallest()
+        weighed = Search(job, msgspec.structs.replace(cluster, nodes=nodes)).nearest()
     except PacelineError:
         return None
     return weighed if weighed is not None and weighed.resolved.fits else None

@@ -100,6 +100,14 @@ def test_a_queue_is_weighed_against_what_the_devices_save(small: Facts, large: F
     assert told(large)["queueing"].values["fewer_devices"] == 16
 
 
+def test_a_batch_that_does_not_divide_has_its_nearest_named() -> None:
+    odd = told(facts(("batch.global_batch=7",), "1x8xh100-sxm"))["batch_split"]
+    assert odd.values["near"] == [8] and odd.values["most_data_ranks"] == 1
+    assert told(facts(("batch.global_batch=20",), "1x8xh100-sxm"))["batch_split"].values["near"] == [16, 24]
+    assert "batch_split" not in told(facts(("batch.global_batch=16",), "1x8xh100-sxm"))
+    assert "batch_split" not in told(facts(("batch.global_batch=4",), "4x8xh100-sxm:ndr400")), "32 is far from 4"
+
+
 def test_regions_and_the_smoke_test_carry_the_jobs_numbers(small: Facts, large: Facts) -> None:
     assert "regions" not in told(small), "one node is in one region"
     line = told(large)["regions"]

@@ -6,6 +6,7 @@ A rule is a module with `line(facts) -> Advice | None`; they are told in the ord
 from __future__ import annotations
 
 from paceline.plan.advice import (
+    batch_split,
     critical_batch,
     decision_tree,
     efficiency,
@@ -18,7 +19,17 @@ from paceline.plan.advice import (
 from paceline.plan.advice.facts import Facts
 from paceline.plan.advice.line import Advice
 
-RULES = (one_device, efficiency, critical_batch, decision_tree, queueing, smoke_test, regions, learning_rate)
+RULES = (
+    one_device,
+    efficiency,
+    batch_split,
+    critical_batch,
+    decision_tree,
+    queueing,
+    smoke_test,
+    regions,
+    learning_rate,
+)
 
 
 def advice(facts: Facts | None) -> list[Advice]:

@@ -76,7 +76,7 @@ def on_one_device(job: Job, cluster: Cluster) -> Weighed | None:
             cores=max(1, cluster.host.cores // cluster.devices_per_node),
         )
         single = msgspec.structs.replace(single, host=host)
-    found = search(with_keys(job, {}, *ONE_DEVICE), single, shown=1)
+    found = search(with_keys(job, {}, *ONE_DEVICE), single, shown=1, name_nearest=False)
     return found.ranked[0] if found.ranked else None
 
 

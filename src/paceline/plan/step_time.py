@@ -207,10 +207,9 @@ def _data_left(
     hidden = generation.hidden
     outer = data_seconds(outer_weights(setting), setting, generation, factor)
     chunks = setting.stages_per_rank
-    if setting.zero_stage >= 2:
-        return outer.gather + outer.reduce + unit.gather
+    at_once = outer.gather + unit.gather if setting.zero_stage >= 2 else unit.gather
     if setting.zero_stage >= 1 and setting.reduce_every_microbatch:
-        return outer.reduce + unit.gather
+        return at_once + outer.reduce
     reduces = blocks * unit.reduce + outer.reduce
     gathers = blocks * unit.gather + outer.gather
     # The last micro-batch's backward pass hides the sums; where stages are interleaved, a stage is through while as many
@@ -218,6 +217,8 @@ def _data_left(
     rounds = (1 + min(setting.accumulation, setting.layout.pp) * (chunks - 1)) / chunks
     eligible = blocks * block.backward * rounds
     left = reduces - min(reduces, eligible) * hidden.gradients
+    if setting.zero_stage >= 2:
+        return at_once + left + CONTENTION * (reduces - left)
     left += gathers - min(gathers, blocks * block.forward * rounds) * hidden.weights
     return left + CONTENTION * (reduces + gathers - left)
 

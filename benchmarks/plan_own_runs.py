@@ -3,8 +3,7 @@
     python -m benchmarks.plan_own_runs
 
 `paceline bench collectives` and `bench compute` measure the cluster for two ranks; `paceline plan --fixed` predicts each job
-from that file alone; `paceline train` runs it. Measured is the median of the steps of the second half, of all ranks the
-slowest (the records). One thread a rank.
+from that file alone; `paceline train` runs it. Measured is the median of the steps of the second half. One thread a rank.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from benchmarks.program import finish, parser
 from benchmarks.record import ROOT, Figure, say
 from benchmarks.text import one_document_words
 from paceline.cluster.spec import MEASURED_FILE
+from paceline.run.records import PARTS
 from paceline.units import format_percent, format_seconds
 
 WORST, MEDIAN = 0.15, 0.07
@@ -89,18 +89,16 @@ def predicted(run: Run, folder: Path) -> dict[str, Any]:
     return chosen
 
 
-def measured(run: Run, folder: Path, steps: int) -> float:
-    """Median seconds of a step in the second half of a run."""
+def measured(run: Run, folder: Path, steps: int) -> tuple[float, dict[str, float]]:
+    """Median seconds of a step in the second half of a run, and of its parts on rank 0."""
     place = folder / run.name.replace(" ", "-").replace(",", "").replace("=", "")
     words = [f"run.steps={steps}", f"run.dir={json.dumps(str(place))}", "checkpoint.every=end"]
     paceline("train", *words_of(run), *words, "--procs", str(run.procs), "--json")
-    seconds: dict[int, float] = {}
-    for path in place.rglob("*.jsonl"):
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            if record.get("kind") == "step" and record["step"] > steps // 2:
-                seconds[record["step"]] = max(seconds.get(record["step"], 0.0), record["seconds"])
-    return statistics.median(seconds.values())
+    lines = [line for path in place.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    records = [json.loads(line) for line in lines]
+    late = [one for one in records if one.get("kind") == "step" and one["step"] > steps // 2]
+    parts = {name: statistics.median(one["parts"].get(name, 0.0) for one in late) for name in PARTS}
+    return statistics.median(one["seconds"] for one in late), parts
 
 
 def main() -> int:
@@ -111,9 +109,18 @@ def main() -> int:
         measure_cluster(folder, args.quick)
         say("measured the cluster")
         for run in RUNS[:2] if args.quick else RUNS:
-            plan, took = predicted(run, folder), measured(run, folder, QUICK_STEPS if args.quick else STEPS)
+            plan, (took, parts) = predicted(run, folder), measured(run, folder, QUICK_STEPS if args.quick else STEPS)
             error = plan["step_seconds"] / took - 1
-            details.append({"run": run.name, "measured": took, "error": error, "plan": plan["step_seconds"]})
+            details.append(
+                {
+                    "run": run.name,
+                    "measured": took,
+                    "parts": parts,
+                    "error": error,
+                    "plan": plan["step_seconds"],
+                    "plan_parts": plan["step_parts"],
+                }
+            )
             told = f"{format_percent(error)}: {format_seconds(plan['step_seconds'])} for {format_seconds(took)}"
             figures.append(Figure(run.name, f"within {WORST:.0%}", told, abs(error) <= WORST))
             say(f"  {run.name}: {told}")

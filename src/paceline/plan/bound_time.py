@@ -19,7 +19,7 @@ from paceline.plan.bound_memory import column
 from paceline.plan.compute import Pass, Rates, block_pass, head_pass
 from paceline.plan.exchanges import context_seconds, tensor_seconds
 from paceline.plan.setting import Setting
-from paceline.plan.software import software
+from paceline.plan.software import generation_on
 from paceline.plan.space import Style
 from paceline.plan.step_time import CONTENTION, NO_FACTORS, STRAGGLING, block_weights, outer_weights
 
@@ -63,7 +63,7 @@ class TimeBound:
 
     def __init__(self, setting: Setting, split_sequence: bool | None, reduce_every: str) -> None:
         self.setting, self.split, self.every = setting, split_sequence, reduce_every
-        self.generation = software(setting.software)
+        self.generation = generation_on(setting.software, setting.device.kind)
         self.rates = Rates(setting.device, self.generation, NO_FACTORS)
         self._pieces: dict[tuple[int, int, int, Recompute], Piece] = {}
         self._blocks: dict[tuple[int, int, int], Pass] = {}
@@ -124,9 +124,11 @@ class TimeBound:
     def _one(self, layout: Layout, microbatch: int, recompute: Recompute) -> Setting:
         s = self.setting
         divides = layout.tp > 1 and s.sequence_length % (layout.cp * layout.tp) == 0
+        # Stage 3 gathers weights as they are multiplied, and so narrows none: no stage takes less.
         return msgspec.structs.replace(
             s, layout=Layout(cp=layout.cp, tp=layout.tp), microbatch=microbatch, accumulation=1 << 20,
-            recompute=recompute, sequence_parallel=divides if self.split is None else self.split and layout.tp > 1,
+            recompute=recompute, zero_stage=3,
+            sequence_parallel=divides if self.split is None else self.split and layout.tp > 1,
         )  # fmt: skip
 
     def _block(self, one: Setting) -> Pass:

@@ -19,7 +19,7 @@ import msgspec
 
 from paceline.cluster.device import Device, ProductType
 from paceline.cluster.measured import Curve
-from paceline.plan.setting import Setting
+from paceline.plan.setting import Setting, element_bytes
 from paceline.plan.software import Factors, Software
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (64, 128, 0.75), (64, 64, 0.55))
@@ -201,7 +201,11 @@ def optimizer_seconds(weights: float, rates: Rates) -> float:
 
 
 def _casts(setting: Setting, rates: Rates, shapes: Sequence[tuple[float, float]], tokens: float) -> tuple[float, float]:
-    """Numbers are narrowed before products of 8 and 4 bits, as they are and turned round, forward and backward."""
+    """Numbers are narrowed before products of 8 and 4 bits, as they are and turned round, forward and backward; and
+    whole weights of 4 bytes by autocast, once a forward pass."""
+    product_bytes, stream_bytes = element_bytes(setting)
+    if product_bytes < stream_bytes and setting.zero_stage == 0:
+        return rates.move((product_bytes + stream_bytes) * sum(n * k for n, k in shapes)), 0.0
     if setting.precision not in ("fp8", "fp4"):
         return 0.0, 0.0
     moved = {"rowwise": 8.0, "mx": 5.0}.get(setting.recipe, 4.0)
@@ -251,10 +255,11 @@ def _elementwise(setting: Setting, rates: Rates, tokens: float) -> tuple[float, 
     turned = 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim / t
     inner = spec.ffn_dim / t
     there, back = ACTIVATION_PASSES.get(spec.mlp, (2, 3))
-    forward = 10 * stream + dropped + there * inner + turned
-    backward = 12 * stream + dropped + back * inner + turned
+    product_bytes, stream_bytes = element_bytes(setting)
+    forward = stream_bytes * (10 * stream + dropped) + product_bytes * (there * inner + turned)
+    backward = stream_bytes * (12 * stream + dropped) + product_bytes * (back * inner + turned)
     passes = 1.0 + (rates.software.elementwise - 1.0) * (0.3 if setting.compile else 1.0)
-    scale = SIXTEEN * tokens * passes
+    scale = tokens * passes
     return rates.move(scale * forward), rates.move(scale * backward)
 
 

@@ -25,7 +25,7 @@ from paceline.parallel.strategy import Collective, ParameterSize, Work
 from paceline.parallel.tensor.config import TensorConfig
 from paceline.parallel.tensor.cost import exchange as tensor_exchange
 from paceline.plan.network import Group, group_of, seconds
-from paceline.plan.setting import Setting
+from paceline.plan.setting import Setting, element_bytes
 from paceline.plan.software import OWN, Software
 
 OPTIMIZER = OptimizerSection()
@@ -61,7 +61,9 @@ def tensor_seconds(setting: Setting, factor: float = 1.0) -> Both:
         return Both(0.0, 0.0)
     spec = _one_block(setting.spec, setting.software)
     full = setting.recompute == "full"
-    work = Work(spec, setting.microbatch, 1, setting.sequence_length, 2, 2, "full" if full else "none")
+    work = Work(
+        spec, setting.microbatch, 1, setting.sequence_length, *element_bytes(setting), "full" if full else "none"
+    )
     config = TensorConfig(layout.tp, setting.sequence_parallel)
     group = group_of(layout, ("tp",), setting.devices_per_node)
     found = tensor_exchange(work, config, layout.cp, embeds=False, ends=False)
@@ -78,7 +80,7 @@ def context_seconds(setting: Setting, factor: float = 1.0) -> Both:
     if layout.cp == 1:
         return Both(0.0, 0.0)
     spec = _one_block(setting.spec, setting.software)
-    work = Work(spec, setting.microbatch, 1, setting.sequence_length, 2, 2)
+    work = Work(spec, setting.microbatch, 1, setting.sequence_length, *element_bytes(setting))
     config = ContextConfig(method="alltoall" if setting.context_method == "alltoall" else "gather")
     group = group_of(layout, ("cp",), setting.devices_per_node)
     found = context_exchange(work, layout, config)
@@ -91,7 +93,8 @@ def data_seconds(elements: float, setting: Setting, generation: Software, factor
     """What data ranks exchange for so many weights of a rank, gathered and reduced as one unit."""
     layout = setting.layout
     gradient_bytes = setting.gradient_bytes or generation.gradient_bytes
-    found = _data_collectives(int(elements), layout, setting.zero_stage, generation.weight_bytes, gradient_bytes)
+    weight_bytes = element_bytes(setting)[0] if setting.software == OWN else generation.weight_bytes
+    found = _data_collectives(int(elements), layout, setting.zero_stage, weight_bytes, gradient_bytes)
     shards = group_of(layout, SHARDS, setting.devices_per_node)
     replicas = group_of(layout, ("dp_replicate",), setting.devices_per_node)
     if layout.dp_shard == 1 and layout.cp > 1:

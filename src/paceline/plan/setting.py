@@ -14,6 +14,8 @@ from paceline.optim.config import OptimizerSection
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.layout import Layout
 from paceline.parallel.offload.config import NO_OFFLOAD, OffloadConfig
+from paceline.parallel.precision.config import ELEMENT_BYTES
+from paceline.plan.software import OWN
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zero-bubble-2p", "zbv", "dualpipev"]
 
@@ -83,6 +85,14 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.sequence_length
+
+
+def element_bytes(setting: Setting) -> tuple[int, int]:
+    """Bytes of a number in products, and of one between blocks. Other systems keep both in 16 bit."""
+    if setting.software != OWN:
+        return 2, 2
+    product = ELEMENT_BYTES.get(setting.precision, 2)
+    return product, 2 if setting.parameter_dtype == "bf16" else max(4, product)
 
 
 class StepTime(msgspec.Struct, frozen=True):

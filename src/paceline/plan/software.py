@@ -141,6 +141,17 @@ def software(key: str) -> Software:
 
 
 @cache
+def generation_on(key: str, device_kind: str) -> Software:
+    """A generation on a kind of device: a processor that computes does not exchange meanwhile, whose threads wait for it.
+
+    Raises:
+        KeyError: there is none.
+    """
+    found = software(key)
+    return msgspec.structs.replace(found, hidden=Hidden()) if device_kind == "cpu" else found
+
+
+@cache
 def software_names() -> tuple[str, ...]:
     """Keys of all generations, sorted."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from paceline.plan.compute import Pass, Rates, block_pass, head_pass, optimizer_seconds
 from paceline.plan.exchanges import DataExchange, context_seconds, data_seconds, tensor_seconds
 from paceline.plan.network import send_seconds
-from paceline.plan.setting import Setting, StepTime
-from paceline.plan.software import Factors, Software, software
+from paceline.plan.setting import Setting, StepTime, element_bytes
+from paceline.plan.software import Factors, Software, generation_on, software
 
 CONTENTION = 0.2
 """Products run slower by this share of the time in which a collective runs beside them: it takes multiprocessors and
@@ -61,7 +61,7 @@ def predict_step(setting: Setting, calibrated: bool = False) -> StepTime:
 
 def step_with(setting: Setting, factors: Factors | None) -> StepTime:
     """Seconds of one optimizer step with factors on its terms; None: from the catalogue alone."""
-    generation = software(setting.software)
+    generation = generation_on(setting.software, setting.device.kind)
     rates = Rates(setting.device, generation, factors or NO_FACTORS)
     block, head = block_pass(setting, rates), head_pass(setting, rates)
     network = rates.factors.network
@@ -230,7 +230,7 @@ def _sends(setting: Setting, generation: Software, stages: list[Stage], factor: 
         return 0.0
     elements = setting.microbatch * setting.sequence_length / layout.cp * setting.spec.dim
     across = layout.world_size // layout.pp >= setting.devices_per_node and setting.nodes > 1
-    once = send_seconds(2 * elements / layout.tp, across, setting, factor)
+    once = send_seconds(element_bytes(setting)[1] * elements / layout.tp, across, setting, factor)
     chunks = setting.stages_per_rank
     filling = 2 * (layout.pp - 1) * once
     running = 2 * setting.accumulation * chunks * once * (1 - generation.hidden.pipeline)

@@ -36,8 +36,7 @@ OTHERS = {
 
 
 LOSS_PAIRS = 5
-"""Pairs after which the sides' losses are compared: later, rounding alone parts equal curves. In fp32 a rank of its own and
-two under `tp` are 3e-8 apart after 10 steps of the 10M decoder, 1e-4 after 20 and 1e-3 after 30."""
+"""Pairs after which the sides' losses are compared: later, rounding alone parts equal curves (docs/log.md)."""
 
 
 @dataclass

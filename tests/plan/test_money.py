@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -142,3 +144,17 @@ def test_the_guides_network_premium() -> None:
     assert two.per_day == pytest.approx(two.extra / two.days_saved)
     with pytest.raises(UsageError):
         interconnect_premium(0.0, 1.0, 8, 1.0, 0.1)
+
+
+def test_a_reserved_price_says_how_long_it_binds(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'currency = "USD"\ndate = 2026-11-20\n[[rent]]\nkind = "reserved"\ndevice = "h100-sxm"\n'
+        'per_device_hour = 2.0\nterm_months = 12\nsource = "our contract"\n'
+    )
+    told = cost_of(3600.0, 8, "h100-sxm", load_prices(own), kind="reserved").derivation
+    (line,) = [line for line in told if "12 months" in line]
+    assert "8 devices" in line
+    assert not any(
+        "months" in line for line in cost_of(3600.0, 8, "h100-sxm", load_prices(), kind="on-demand").derivation
+    )

@@ -87,6 +87,12 @@ def cost_of(
     lines.append(
         f"{_hours(hours)} device-hours x {offer.per_device_hour:.2f} = {format_money(compute, prices.currency)}"
     )
+    if offer.term_months:
+        bound = paid * offer.term_months * HOURS_PER_MONTH * offer.per_device_hour
+        lines.append(
+            f"reserved for {offer.term_months:g} months: {paid} devices are paid for as long, "
+            f"{format_money(bound, prices.currency)}, whatever else runs on them"
+        )
     kept, kept_line = _storage(stored_bytes, wall, prices)
     out, out_line = _egress(egress_bytes, offer.provider, prices)
     lines += [line for line in (kept_line, out_line) if line]

@@ -68,7 +68,10 @@ class Colocation(Line, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device costs an hour: one price where one was named, else the median of `count`, between `low` and `high`."""
+    """What a device costs an hour: one price where one was named, else the median of `count`, between `low` and `high`.
+
+    `term_months`: how long a reservation at that price binds, where it says so.
+    """
 
     kind: Kind
     per_device_hour: float
@@ -78,6 +81,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     date: datetime.date
     source: str
+    term_months: float | None = None
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,5 +151,5 @@ def _median(rents: list[Rent]) -> Offer:
     return Offer(
         kind=middle.kind, per_device_hour=middle.per_device_hour or 0.0, low=ordered[0].per_device_hour or 0.0,
         high=ordered[-1].per_device_hour or 0.0, count=len(ordered), provider=middle.provider, date=middle.date,
-        source=middle.source,
+        source=middle.source, term_months=middle.term_months,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from paceline.model.spec import ModelSpec
 from paceline.optim.config import OptimizerSection
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.parallel.layout import Layout
+from paceline.parallel.memory import weight_bytes
 from paceline.parallel.offload.config import NO_OFFLOAD, OffloadConfig
 from paceline.parallel.precision.config import ELEMENT_BYTES
 from paceline.plan.software import OWN
@@ -92,7 +93,7 @@ def element_bytes(setting: Setting) -> tuple[int, int]:
     if setting.software != OWN:
         return 2, 2
     product = ELEMENT_BYTES.get(setting.precision, 2)
-    return product, 2 if setting.parameter_dtype == "bf16" else max(4, product)
+    return product, 2 if setting.parameter_dtype == "bf16" else weight_bytes(setting.precision)
 
 
 class StepTime(msgspec.Struct, frozen=True):

@@ -94,6 +94,24 @@ def test_several_clusters_are_compared(capsys: pytest.CaptureFixture[str]) -> No
     assert "nothing fits" in capsys.readouterr().out.splitlines()[3]
 
 
+def test_money_decides_between_clusters_where_it_is_preferred(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*BIG, "run.tokens=1e11", "--cluster", "1x8xh100-sxm", "--cluster", "4x8xh100-sxm:ndr400"]
+    by_time, by_money = plan(capsys, *words), plan(capsys, *words, "--prefer", "money")
+    rows = {row["cluster"]: row for row in by_time["clusters"]}
+    assert by_time["cluster"] == min(rows, key=lambda name: rows[name]["step_seconds"])
+    assert by_money["cluster"] == min(rows, key=lambda name: rows[name]["cost"]["total"])
+    assert by_money["cluster"] != by_time["cluster"]
+    assert not any(row["beaten_by"] for row in rows.values())
+
+
+def test_money_cannot_decide_without_a_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    two = ["--cluster", "1x1xcpu", "--cluster", "1x2xcpu"]
+    assert main(["plan", "examples/tiny.toml", *two, "--prefer", "money"]) == 2
+    assert "the cost of the run on 1x1xcpu, 1x2xcpu is not known" in capsys.readouterr().err
+    assert main(["plan", *BIG, "--cluster", "1x8xh100-sxm", "--prefer", "money"]) == 2
+    assert "--prefer money has no effect with one cluster" in capsys.readouterr().err
+
+
 def test_what_fits_nowhere_names_the_nearest_and_the_fewest_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model.preset=llama3-70b", "batch.global_batch=64", "data.sequence_length=8192"]
     document = plan(capsys, *words, "--cluster", "1x8xh100-sxm", code=1)

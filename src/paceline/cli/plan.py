@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against", metavar="RUNS.jsonl|RUN_DIR", help="predict published or own runs, print the error of each"
     )
     parser.add_argument("--fixed", action="store_true", help="weigh the given layout only")
+    parser.add_argument(
+        "--prefer", choices=("time", "money"), default="time", help="which of several clusters to plan for (time)"
+    )
     parser.add_argument("--write", action="store_true", help="put the chosen layout into the job file")
     parser.add_argument("--picture", metavar="FILE.html", help="draw the plan: a step over time, memory by stage")
     add_money_arguments(parser)
@@ -54,6 +57,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--fixed has no effect beside {beside}: it weighs the layout that the job gives",
             hint=f"Remove --fixed, or {beside}.",
+        )
+    if args.prefer == "money" and len(specs) == 1:
+        raise UsageError(
+            "--prefer money has no effect with one cluster: on the same devices the fastest layout is the cheapest",
+            key="--prefer",
+            hint="Give several --cluster, or remove --prefer.",
         )
     path, _ = split_words(args.words)
     if args.write:
@@ -130,7 +139,7 @@ def _search(args: argparse.Namespace, job: Job, clusters: list[Cluster], path: P
     from paceline.plan.text import describe_found
     from paceline.plan.write import write_layout
 
-    document: dict[str, Any] = searched(job, clusters, list(args.words), pay_of(args))
+    document: dict[str, Any] = searched(job, clusters, list(args.words), pay_of(args), args.prefer)
     chosen = document["chosen"]
     if args.json:
         print_document("plan", document)

@@ -68,15 +68,16 @@ def clusters(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The best layout of each cluster beside those of the others; nothing where there is one."""
     if not rows:
         return []
-    told = [["cluster", "layout", "step", "run", "cost"]]
+    told = [["cluster", "layout", "step", "run", "cost", ""]]
     for row in rows:
         if not row["fits"]:
-            told.append([row["cluster"], "nothing fits", "-", "-", "-"])
+            told.append([row["cluster"], "nothing fits", "-", "-", "-", ""])
             continue
         run, cost = row["run_seconds"], row["cost"]
         told.append([
             row["cluster"], short_words(row["layout"]), format_seconds(row["step_seconds"]),
             "-" if run is None else format_seconds(run), "-" if not cost else money(cost)[2:].removesuffix(" with failures"),
+            "slower and dearer than another" if row["beaten_by"] else "",
         ])  # fmt: skip
     return [*table(told, right=(2, 3, 4)), ""]
 

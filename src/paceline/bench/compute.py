@@ -36,11 +36,15 @@ def measure(
     given = {"dtypes": list(dtypes), "iterations": iterations, "seconds": seconds, "device": device}
 
     def tell(record: dict[str, Any]) -> None:
-        if record["kind"] == "row":
+        # Rows come anew with each round; the first time shows how far it is.
+        if record["kind"] == "row" and record["trials"] == 1:
             say(line(record))
 
     told = collect(MODULE, given, procs if procs is not None else default_procs(host, device), tell=tell)
-    return None if told is None else result_of("compute", told, host=host.name)
+    if told is None:
+        return None
+    result = result_of("compute", told, host=host.name)
+    return result._replace(rows=list({(r["operation"], r["dtype"], r["size"]): r for r in result.rows}.values()))
 
 
 def line(row: dict[str, Any]) -> str:

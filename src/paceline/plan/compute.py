@@ -10,6 +10,7 @@ Shapes: T tokens of a micro-batch on a rank, D width, F width of the MLP, t rank
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
@@ -56,6 +57,10 @@ ACTIVATION_PASSES = {"gelu": (2, 3), "swiglu": (3, 5), "squared-relu": (4, 6)}
 
 SIXTEEN = 2
 """Bytes of an element of the residual stream."""
+
+
+HALF_QUARTILE = 0.6745
+"""Half the distance between the quartiles of a normal distribution, in standard deviations: what a curve's spread is."""
 
 
 class Pass(NamedTuple):
@@ -112,6 +117,15 @@ def measured_attention(device: Device, kind: ProductType, length: int) -> float 
     """FLOP/s of fused attention's forward pass at a sequence length, where it was measured."""
     found = next((c for c in device.curves if c.operation == "attention" and c.dtype == kind), None)
     return None if found is None else min(rate_at(found, length), max(found.rates))
+
+
+def unsteadiness(device: Device, kind: ProductType) -> float:
+    """Standard deviation of a measured device's rate, as a share of it: of products of that type, the median over sizes.
+
+    A processor that is shared with others has a large one; data sheets state none, so that a catalogue's device has 0.
+    """
+    spreads = curve_of(device, kind).spreads
+    return statistics.median(spreads) / HALF_QUARTILE if spreads else 0.0
 
 
 def rate_at(curve: Curve, flop: float) -> float:

@@ -90,7 +90,11 @@ def context_seconds(setting: Setting, factor: float = 1.0) -> Both:
 
 
 def data_seconds(elements: float, setting: Setting, generation: Software, factor: float = 1.0) -> DataExchange:
-    """What data ranks exchange for so many weights of a rank, gathered and reduced as one unit."""
+    """What data ranks exchange for so many weights of a rank, gathered and reduced as one unit.
+
+    Our engine (`fully_shard`) copies its shard into the buffer that is gathered and every weight out of it, and gradients
+    likewise: each a read and a write.
+    """
     layout = setting.layout
     gradient_bytes = setting.gradient_bytes or generation.gradient_bytes
     weight_bytes = element_bytes(setting)[0] if setting.software == OWN else generation.weight_bytes
@@ -109,6 +113,10 @@ def data_seconds(elements: float, setting: Setting, generation: Software, factor
             gather, regather = (took, regather) if collective.overlaps == "forward" else (gather, took)
         else:
             reduce += took
+    if setting.software == OWN and shards.ranks > 1 and setting.zero_stage >= 1:
+        copied = 2 * elements * (1 + 1 / shards.ranks) / setting.device.memory_bytes_per_second
+        gather, regather = (took + copied * weight_bytes if took else 0.0 for took in (gather, regather))
+        reduce += copied * gradient_bytes
     return DataExchange(gather, regather, reduce)
 
 

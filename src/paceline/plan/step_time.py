@@ -10,13 +10,15 @@ hold to `parallel.pipeline.player`. Derivations in docs/math/step-time.md. Impor
 from __future__ import annotations
 
 import math
+import statistics
 from typing import NamedTuple
 
-from paceline.plan.compute import Pass, Rates, block_pass, head_pass, optimizer_seconds
+from paceline.plan.compute import Pass, Rates, block_pass, head_pass, optimizer_seconds, unsteadiness
 from paceline.plan.exchanges import DataExchange, context_seconds, data_seconds, tensor_seconds
 from paceline.plan.network import send_seconds
 from paceline.plan.setting import Setting, StepTime, element_bytes
 from paceline.plan.software import Factors, Software, generation_on, software
+from paceline.plan.verdict import Z90
 
 CONTENTION = 0.2
 """Products run slower by this share of the time in which a collective runs beside them: it takes multiprocessors and
@@ -76,7 +78,8 @@ def step_with(setting: Setting, factors: Factors | None) -> StepTime:
     mean = _mean(stages)
     m = setting.accumulation
     computing = m * (mean.forward + mean.input_gradient + mean.weight_gradient)
-    waiting = straggling(setting) * computing
+    sigma = unsteadiness(setting.device, setting.precision)
+    waiting = (straggling(setting) + sigma * slowest_of(setting.layout.world_size)) * computing
     parts = {
         "data_wait": 0.0,
         "forward": m * mean.forward,
@@ -88,7 +91,7 @@ def step_with(setting: Setting, factors: Factors | None) -> StepTime:
         "other": waiting + generation.step_seconds,
     }
     total = sum(parts.values())
-    low, high = CALIBRATED_SPREAD if factors else PRIOR_SPREAD
+    low, high = widened(CALIBRATED_SPREAD if factors else PRIOR_SPREAD, sigma * computing / total)
     detail |= {
         "attention_forward": m * block.attention * setting.spec.num_layers / setting.layout.pp,
         "recomputed": m * block.again * setting.spec.num_layers / setting.layout.pp,
@@ -102,6 +105,19 @@ def straggling(setting: Setting) -> float:
     """What waiting for the slowest rank adds to a step, as a share of its arithmetic."""
     shorter = SHORTER if setting.precision in ("fp8", "fp4") else 1.0
     return STRAGGLING * shorter * math.log2(setting.layout.world_size)
+
+
+def slowest_of(ranks: int) -> float:
+    """By how many standard deviations the slowest of so many equal ranks is behind their mean: Blom's approximation of
+    the expected largest of normal draws, at most 5% above it."""
+    return 0.0 if ranks == 1 else statistics.NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def widened(spread: tuple[float, float], sigma: float) -> tuple[float, float]:
+    """P10 and P90 as shares of a prediction, of a machine whose rate has besides a deviation of `sigma`, as a share."""
+    more = Z90 * sigma
+    low, high = (math.hypot(math.log(edge), more) for edge in spread)
+    return math.exp(-low), math.exp(high)
 
 
 def blocks_of(setting: Setting) -> list[int]:

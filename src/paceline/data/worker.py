@@ -1,4 +1,4 @@
-"""A loader worker: `python -m paceline.data.worker FD`. Started by `prefetch`, which is the other end of the pipe.
+"""A loader worker: `python -m paceline.data.worker FD NUMBER`. Started by `prefetch`, which is the other end of the pipe.
 
 It imports no torch (unless the dataset does), so it is there in a fraction of a second. It ignores SIGINT and
 SIGTERM: the rank decides when to stop, and ends its workers by closing the pipe. Should the rank die, the pipe closes
@@ -23,6 +23,7 @@ from typing import Any
 
 from paceline.data.channel import FAILED, MADE, READY, SENT, Channel
 from paceline.errors import PacelineError
+from paceline.workers import environment, stacks
 from paceline.workers.affinity import rank_cpus
 
 MARK = "PACELINE_LOADER_WORKER"
@@ -39,6 +40,8 @@ def main(argument: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    if (folder := environment.folder()) is not None:
+        stacks.listen_as_helper(folder)
     _use_the_whole_mask()
     _yield_to_the_rank()
     channel = Channel(socket.socket(fileno=int(argument)))

@@ -133,7 +133,7 @@ def _train(
             observer.write(started_record(resolved, session, directory, started, digest))
             tell_start(session, observer)
         outcome = loop.train(session, policy, observer, timers)
-        beat(outcome.steps, "ending the run", allow_seconds=600.0)
+        beat(outcome.steps, "ending the run", 600.0, "save")
         peaks = gather_objects(peak_memory_bytes(session.device), session.group)
         compiled = recompiles() if resolved.compile else None
         keeper.finish(outcome.steps, outcome.evals)

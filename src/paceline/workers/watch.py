@@ -7,25 +7,28 @@ in a collective, or is stopped, never goes by itself.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from paceline.errors import PacelineError
 from paceline.workers import decide, heartbeat, stacks, verdict
+from paceline.workers.config import DEFAULT_STALL_SECONDS
 from paceline.workers.decide import Decision, Ending
 from paceline.workers.heartbeat import Beat
 from paceline.workers.interrupts import Interrupts
+from paceline.workers.limits import Limits
+from paceline.workers.look import Looker
 from paceline.workers.oom import oom_kills
 from paceline.workers.output import Output
 from paceline.workers.start import Worker, WorkerGroup
 from paceline.workers.verdict import Verdict
+from paceline.workers.watchdog import Stall, Watchdog
 
 SETTLE_SECONDS = 2.0
 """Time that the other ranks have, after the first failure, to leave their own verdicts."""
@@ -46,6 +49,10 @@ class GroupResult(NamedTuple):
     exits: list[int | None]
     seconds: float
     signal: int | None
+    fault: str | None = None
+    """What it was, in one word of `suspects.Kind`, as far as it is known."""
+    evidence: str | None = None
+    """All that was seen of the ranks before they were ended."""
 
 
 def watch(
@@ -56,21 +63,40 @@ def watch(
     stop_seconds: float = 10.0,
     out: IO[str] | None = None,
     log_dir: Path | None = None,
+    limits: Limits | None = None,
+    act: bool = True,
+    warn: Callable[[Stall], None] | None = None,
 ) -> GroupResult:
     """Wait until every worker has ended; none is left afterwards. The traceback, if any, is the last thing on `out`.
 
     SIGINT and SIGTERM to this process are passed on once, as SIGTERM; a second one ends the workers at once.
 
     Args:
-        stall_seconds: longest time in which no rank gives a sign of life; None: for ever.
+        stall_seconds: longest time in which no rank gives a sign of life; None: for ever, unless `limits` are given.
         start_seconds: longest time until all ranks have joined; None for programs that do not use `rendezvous.join`.
         stop_seconds: time that workers have to end after a signal.
         out: where workers' output goes; stderr unless given.
         log_dir: also keep each rank's whole output there.
+        limits: learned over the attempts of a command, instead of the fixed `stall_seconds`.
+        act: False tells of a stall and goes on waiting.
+        warn: told of what looks like a stall before it is acted on.
     """
     output = Output(out or sys.stderr, len(group.workers), log_dir)
     with group, Interrupts() as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
-        return _Watch(group, output, pipes, interrupts, stall_seconds, start_seconds, stop_seconds).run()
+        watched = _Watch(group, output, pipes, interrupts, start_seconds, stop_seconds)
+        if limits is not None or stall_seconds is not None:
+            watched.watchdog = Watchdog(
+                limits or Limits(stall_seconds), watched.looker, {w.rank: w.pid for w in group.workers},
+                waiting_seconds=stall_seconds or DEFAULT_STALL_SECONDS, act=act,
+                warn=lambda text, stall: _warned(output, warn, text, stall),
+            )  # fmt: skip
+        return watched.run()
+
+
+def _warned(output: Output, warn: Callable[[Stall], None] | None, text: str, stall: Stall | None) -> None:
+    output.say(text)
+    if warn is not None and stall is not None:
+        warn(stall)
 
 
 class _Pipes:
@@ -125,13 +151,6 @@ class _Pipes:
             return None
 
 
-def _last_sign(beats: Iterable[Beat | None]) -> float:
-    """When the last of the ranks may last have moved; those that wait at a host barrier count only if all of them do."""
-    known = [beat for beat in beats if beat is not None]
-    working = [beat.time + beat.allow_seconds for beat in known if beat.allow_seconds != heartbeat.WAITING]
-    return max(working or [beat.time for beat in known], default=math.inf)
-
-
 class _Watch:
     """One call of `watch`."""
 
@@ -141,7 +160,6 @@ class _Watch:
         output: Output,
         pipes: _Pipes,
         interrupts: Interrupts,
-        stall_seconds: float | None,
         start_seconds: float | None,
         stop_seconds: float,
     ) -> None:
@@ -149,10 +167,11 @@ class _Watch:
         self.output = output
         self.pipes = pipes
         self.interrupts = interrupts
-        self.stall_seconds = stall_seconds
         self.start_seconds = start_seconds
         self.stop_seconds = stop_seconds
         self.joined = start_seconds is None
+        self.looker = Looker(group.folder, {worker.rank: worker.pid for worker in group.workers}, self._until)
+        self.watchdog: Watchdog | None = None
 
     def run(self) -> GroupResult:
         decision: Decision | None = None
@@ -183,11 +202,12 @@ class _Watch:
         """A worker has failed: collect what all of them know, then end them."""
         self.pipes.drain()
         self.output.mute()
-        seen = self._stacks()
+        views = self.looker.look([w.rank for w in self.group.live() if w.rank not in self._told()]).ranks
         self._until(lambda: not self.group.live(), SETTLE_SECONDS)
         endings = self._endings()
         self._end(TERM_SECONDS)
-        return decide.decide(endings, seen)
+        stacks = {rank: view.stack or f"no stack: {view.sample.state}\n" for rank, view in views.items()}
+        return decide.decide(endings, stacks, {r: v.seen for r, v in views.items() if v.seen is not None})
 
     def _interrupted(self) -> Decision | None:
         number = self.interrupts.received[0]
@@ -215,17 +235,11 @@ class _Watch:
             if missing and now - self.group.started_at > self.start_seconds:
                 error = decide.not_started(self.start_seconds, missing, beats, len(self.group.workers))
                 return Decision(error, missing[0])
-            return None
-        if self.stall_seconds is None or now - _last_sign(beats.values()) < self.stall_seconds:
-            return None
-        states = {worker.rank: stacks.state(worker.pid) for worker in live}
-        return decide.stalled(self.stall_seconds, beats, states, self._stacks(), now)
+        stall = self.watchdog.tick([worker.rank for worker in live]) if self.watchdog is not None else None
+        return decide.stalled(stall, len(self.group.workers)) if stall is not None else None
 
-    def _stacks(self) -> dict[int, str]:
-        """Stacks of the ranks that run Python and have not told why they end."""
-        told = verdict.read_verdicts(self.group.folder)
-        pids = {w.rank: w.pid for w in self.group.live() if w.rank not in told and self._beat(w.rank) is not None}
-        return stacks.collect(pids, self.group.folder)
+    def _told(self) -> Collection[int]:
+        return verdict.read_verdicts(self.group.folder)
 
     def _beat(self, rank: int) -> Beat | None:
         return heartbeat.read(self.group.folder / f"rank-{rank}.beat")
@@ -277,6 +291,8 @@ class _Watch:
             exits=[worker.poll() for worker in self.group.workers],
             seconds=time.monotonic() - self.group.started_at,
             signal=self.interrupts.received[0] if self.interrupts.received else None,
+            fault=None if decision is None else decision.fault,
+            evidence=None if decision is None else decision.evidence,
         )
 
     def _say(self, text: str) -> None:

@@ -46,6 +46,10 @@ class GroupResult(NamedTuple):
     exits: list[int | None]
     seconds: float
     signal: int | None
+    reached: int
+    """Optimizer steps done, by the rank that told of most."""
+    failed_at: float
+    """CLOCK_MONOTONIC at which the first failure was seen, or the end."""
 
 
 def watch(
@@ -56,6 +60,8 @@ def watch(
     stop_seconds: float = 10.0,
     out: IO[str] | None = None,
     log_dir: Path | None = None,
+    check: Callable[[], object] = lambda: None,
+    tells: bool = True,
 ) -> GroupResult:
     """Wait until every worker has ended; none is left afterwards. The traceback, if any, is the last thing on `out`.
 
@@ -67,10 +73,12 @@ def watch(
         stop_seconds: time that workers have to end after a signal.
         out: where workers' output goes; stderr unless given.
         log_dir: also keep each rank's whole output there.
+        check: called again and again; what it raises ends the workers at once and passes through.
+        tells: whether to print the traceback.
     """
     output = Output(out or sys.stderr, len(group.workers), log_dir)
     with group, Interrupts() as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
-        return _Watch(group, output, pipes, interrupts, stall_seconds, start_seconds, stop_seconds).run()
+        return _Watch(group, output, pipes, interrupts, stall_seconds, start_seconds, stop_seconds, check, tells).run()
 
 
 class _Pipes:
@@ -144,6 +152,8 @@ class _Watch:
         stall_seconds: float | None,
         start_seconds: float | None,
         stop_seconds: float,
+        check: Callable[[], object],
+        tells: bool,
     ) -> None:
         self.group = group
         self.output = output
@@ -152,12 +162,15 @@ class _Watch:
         self.stall_seconds = stall_seconds
         self.start_seconds = start_seconds
         self.stop_seconds = stop_seconds
+        self.check = check
+        self.tells = tells
         self.joined = start_seconds is None
 
     def run(self) -> GroupResult:
         decision: Decision | None = None
         while live := self.group.live():
             self.pipes.pump(_TICK_SECONDS)
+            self.check()
             if self.interrupts.received:
                 decision = self._interrupted()
                 break
@@ -266,7 +279,7 @@ class _Watch:
     def _result(self, decision: Decision | None) -> GroupResult:
         self.pipes.drain()
         self.output.close()
-        if decision is not None and decision.traceback:
+        if decision is not None and decision.traceback and self.tells:
             self._say(decision.traceback.rstrip())
         return GroupResult(
             exit_code=0 if decision is None else decision.error.exit_code,
@@ -277,6 +290,10 @@ class _Watch:
             exits=[worker.poll() for worker in self.group.workers],
             seconds=time.monotonic() - self.group.started_at,
             signal=self.interrupts.received[0] if self.interrupts.received else None,
+            reached=max((beat.step for w in self.group.workers if (beat := self._beat(w.rank))), default=-1),
+            failed_at=min(
+                (w.ended_at for w in self.group.workers if w.poll() and w.ended_at), default=time.monotonic()
+            ),
         )
 
     def _say(self, text: str) -> None:

@@ -52,6 +52,7 @@ def supervise(job: Job, words: list[str], plan: Callable[[Resolved], dict[str, A
         result = _run_workers(resolved, directory, words, launched)
         if result.error is not None:
             result = _after_a_request(resolved, directory, result)
+        if result.error is not None:
             _record_failure(directory, result)
             raise result.error
         return summary(directory, resolved)

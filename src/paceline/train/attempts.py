@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterable
 
-from paceline.errors import DiskFull, PacelineError
+from paceline.errors import DiskFull, Interrupted, PacelineError, Preempted
 from paceline.run.directory import RunDirectory
 from paceline.run.records import Fault, Record, Restart, RunFinished, read_records
 from paceline.workers.supervise import Attempt
@@ -27,9 +27,9 @@ def attempt_of(result: GroupResult, directory: RunDirectory) -> Attempt:
         error=result.error,
         signature=signature(result),
         start=_start_step(directory),
-        reached=result.reached if result.reached >= 0 else _last_step(directory),
+        reached=result.reached if result.reached >= 0 else last_step(directory),
         agreed=_agreed(result.verdicts.values(), len(result.exits)),
-        told_to_stop=result.signal is not None,
+        told_to_stop=result.asked is not None,
         traceback=result.traceback,
     )
 
@@ -60,7 +60,8 @@ def _start_step(directory: RunDirectory) -> int | None:
     return None
 
 
-def _last_step(directory: RunDirectory) -> int:
+def last_step(directory: RunDirectory) -> int:
+    """The last step that is on record."""
     return max((int(record["step"]) for record in read_records(directory.path, kinds=("step",))), default=0)
 
 
@@ -81,7 +82,9 @@ class Account:
         """What could not be written, to be said."""
 
     def fault(self, result: GroupResult, error: PacelineError, step: int) -> None:
-        """What broke, in the attempt that has just ended."""
+        """What broke, in the attempt that has just ended. That somebody ended it is no fault."""
+        if isinstance(error, Preempted | Interrupted):
+            return
         self._write(
             Fault(step=step, rank=result.rank, host=os.uname().nodename, kind_of_fault=type(error).__name__,
                   evidence=result.traceback or "", message=error.message)
@@ -93,7 +96,9 @@ class Account:
         self._write(Restart(step=step, reason=reason, next_attempt=self._directory.attempt + 1, seconds=seconds))
 
     def end(self, error: PacelineError, step: int) -> None:
-        """The verdict of the command."""
+        """The verdict of the command, unless rank 0 has written it with more about it."""
+        if isinstance(error, Preempted) and "seconds" in error.values:
+            return
         self._write(RunFinished(step=step, exit=error.exit_code, reason=error.message, steps=step, samples=0))
 
     def _write(self, record: Record) -> None:

@@ -13,16 +13,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import Interrupted, PacelineError
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, resolve_here
+from paceline.run.control import STOP, Control
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.run.records import read_records
-from paceline.train.attempts import Account, attempt_of
+from paceline.train.attempts import Account, attempt_of, last_step
+from paceline.train.requests import with_what_stands
 from paceline.train.shared_run import open_run, worker_environment
 from paceline.units import format_seconds
 from paceline.workers import affinity
+from paceline.workers.decide import interrupted
+from paceline.workers.interrupts import Asked, Interrupts, raising
 from paceline.workers.start import WorkerGroup, plan_here, start
 from paceline.workers.supervise import End, Restart, Supervision
 from paceline.workers.watch import GroupResult, watch
@@ -58,7 +62,29 @@ def supervise(job: Job, words: list[str], plan: Callable[[Resolved], dict[str, A
 
 def _attempts(resolved: Resolved, directory: RunDirectory, words: list[str], launched: float) -> PacelineError | None:
     """Attempt after attempt under the one lease, as the policy says; the error that the run ends with, if any."""
-    recovery, account = resolved.job.recovery, Account(directory)
+    account = Account(directory)
+    try:
+        # What is not watched is left at the first request: the start of workers, and the wait before it.
+        with raising():
+            end, step = _until_the_end(resolved, directory, account, words, launched)
+    except Asked as asked:
+        end, step = End(interrupted(asked.how, [], None)), last_step(directory)
+    if end.error is None:
+        return None
+    error = end.error
+    if isinstance(error, Interrupted):
+        error = with_what_stands(error, resolved.job.checkpoint.place(directory.path), last_step(directory))
+    with Interrupts():
+        account.end(error, step)
+        _say(*account.notes, *_traceback(end.traceback))
+    return error
+
+
+def _until_the_end(
+    resolved: Resolved, directory: RunDirectory, account: Account, words: list[str], launched: float
+) -> tuple[End, int]:
+    """How the last attempt ended, and at which step."""
+    recovery = resolved.job.recovery
     policy = Supervision(recovery.max_restarts, float(recovery.backoff), restart_stalled=recovery.on_stall != "stop")
     while True:
         result = _run_workers(resolved, directory, words, launched, first=policy.attempts == 0)
@@ -67,10 +93,7 @@ def _attempts(resolved: Resolved, directory: RunDirectory, words: list[str], lau
         if result.error is not None:
             account.fault(result, result.error, attempt.reached)
         if isinstance(outcome, End):
-            if outcome.error is not None:
-                account.end(outcome.error, attempt.reached)
-                _say(*account.notes, *_traceback(outcome.traceback))
-            return outcome.error
+            return outcome, attempt.reached
         _say(*(() if outcome.again else _traceback(attempt.traceback)))
         _say(_restart_line(outcome, directory.attempt + 1))
         time.sleep(outcome.delay_seconds)
@@ -134,9 +157,10 @@ def _run_workers(
 
 
 def _watched(resolved: Resolved, directory: RunDirectory, group: WorkerGroup) -> GroupResult:
-    recovery = resolved.job.recovery
+    recovery, control = resolved.job.recovery, Control(directory.path)
     return watch(
         group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout),
+        stop_seconds=float(recovery.grace), asked=lambda: "paceline stop" if control.asked(STOP) else None,
         check=directory.check_beat, tells=False,
     )  # fmt: skip
 

@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from paceline.errors import PacelineError
+from paceline.errors import Interrupted, PacelineError, Preempted
+from paceline.units import format_seconds
 from paceline.workers import decide, heartbeat, stacks, verdict
 from paceline.workers.decide import Decision, Ending
 from paceline.workers.heartbeat import Beat
 from paceline.workers.interrupts import Interrupts
 from paceline.workers.oom import oom_kills
 from paceline.workers.output import Output
+from paceline.workers.signals import STOPPING
 from paceline.workers.start import Worker, WorkerGroup
 from paceline.workers.verdict import Verdict
 
@@ -31,6 +33,8 @@ SETTLE_SECONDS = 2.0
 """Time that the other ranks have, after the first failure, to leave their own verdicts."""
 TERM_SECONDS = 2.0
 """Time between SIGTERM and SIGKILL once the group has failed."""
+_STOPPED_EXITS = (Preempted.exit_code, Interrupted.exit_code)
+_STOPPED_CODES = tuple(-number for number in STOPPING)
 _TICK_SECONDS = 0.2
 _CHUNK = 1 << 16
 
@@ -50,6 +54,8 @@ class GroupResult(NamedTuple):
     """Optimizer steps done, by the rank that told of most."""
     failed_at: float
     """CLOCK_MONOTONIC at which the first failure was seen, or the end."""
+    asked: str | None
+    """How somebody asked for the end, if that happened first."""
 
 
 def watch(
@@ -58,6 +64,7 @@ def watch(
     stall_seconds: float | None = 600.0,
     start_seconds: float | None = 300.0,
     stop_seconds: float = 10.0,
+    asked: Callable[[], str | None] = lambda: None,
     out: IO[str] | None = None,
     log_dir: Path | None = None,
     check: Callable[[], object] = lambda: None,
@@ -65,19 +72,21 @@ def watch(
 ) -> GroupResult:
     """Wait until every worker has ended; none is left afterwards. The traceback, if any, is the last thing on `out`.
 
-    SIGINT and SIGTERM to this process are passed on once, as SIGTERM; a second one ends the workers at once.
+    SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to this process are passed on once, as SIGTERM; a second SIGINT or SIGTERM ends the
+    workers at once. A worker that was asked to stop itself, and ended for that, has the others stop too.
 
     Args:
         stall_seconds: longest time in which no rank gives a sign of life; None: for ever.
         start_seconds: longest time until all ranks have joined; None for programs that do not use `rendezvous.join`.
         stop_seconds: time that workers have to end after a signal.
+        asked: looked at again and again; how a request to stop came that is no signal, or None.
         out: where workers' output goes; stderr unless given.
         log_dir: also keep each rank's whole output there.
         check: called again and again; what it raises ends the workers at once and passes through.
         tells: whether to print the traceback.
     """
     output = Output(out or sys.stderr, len(group.workers), log_dir)
-    with group, Interrupts() as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
+    with group, Interrupts(asked) as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
         return _Watch(group, output, pipes, interrupts, stall_seconds, start_seconds, stop_seconds, check, tells).run()
 
 
@@ -164,6 +173,7 @@ class _Watch:
         self.stop_seconds = stop_seconds
         self.check = check
         self.tells = tells
+        self.asked: str | None = None
         self.joined = start_seconds is None
 
     def run(self) -> GroupResult:
@@ -171,8 +181,11 @@ class _Watch:
         while live := self.group.live():
             self.pipes.pump(_TICK_SECONDS)
             self.check()
-            if self.interrupts.received:
-                decision = self._interrupted()
+            if self.interrupts.how is not None:
+                decision = self._interrupted(self.interrupts.how)
+                break
+            if self._one_was_asked():
+                decision = self._stop_all("a signal to one of the workers")
                 break
             if any(self._failed(worker) for worker in self.group.workers):
                 decision = self._failure()
@@ -181,8 +194,13 @@ class _Watch:
                 self._end(0.0)
                 break
         else:
-            decision = self._failure() if any(self._failed(w) for w in self.group.workers) else None
+            decision = self._ended()
         return self._result(decision)
+
+    def _ended(self) -> Decision | None:
+        if self._one_was_asked():
+            return self._stop_all("a signal to one of the workers")
+        return self._failure() if any(self._failed(worker) for worker in self.group.workers) else None
 
     def _failed(self, worker: Worker) -> bool:
         code = worker.poll()
@@ -202,21 +220,36 @@ class _Watch:
         self._end(TERM_SECONDS)
         return decide.decide(endings, seen)
 
-    def _interrupted(self) -> Decision | None:
-        number = self.interrupts.received[0]
-        live = self.group.live()
-        for worker in live:
+    def _one_was_asked(self) -> bool:
+        """Whether a worker has ended because it was asked to stop: by its verdict, or by a signal before it listened."""
+        ended = [worker for worker in self.group.workers if worker.poll() not in (0, None)]
+        told = verdict.read_verdicts(self.group.folder) if ended else {}
+        return any(
+            told[worker.rank].exit in _STOPPED_EXITS if worker.rank in told else worker.poll() in _STOPPED_CODES
+            for worker in ended
+        )
+
+    def _interrupted(self, how: str) -> Decision | None:
+        within = format_seconds(self.stop_seconds)
+        self._say(
+            f"paceline: {how}: stopping {len(self.group.live())} workers within {within}; once more to leave at once"
+        )
+        return self._stop_all(how)
+
+    def _stop_all(self, how: str) -> Decision | None:
+        """Have all workers stop in their time; what they say of it, unless somebody wants to leave at once."""
+        self.asked = how
+        for worker in self.group.live():
             worker.send(signal.SIGTERM)
-        self._say(f"paceline: stopping {len(live)} workers; once more to leave at once")
-        self._until(lambda: not self.group.live() or len(self.interrupts.received) > 1, self.stop_seconds)
+        self._until(lambda: not self.group.live() or self.interrupts.leaves, self.stop_seconds)
         killed = [worker.rank for worker in self.group.live()]
         endings = self._endings()
         self._end(0.0)
         told = [e for e in endings if e.verdict is not None or e.returncode == 0]
         if len(told) == len(endings) and not any(e.failed for e in told):
             return None
-        own = decide.decide([e for e in told if e.cause == "own"], {})
-        return own or Decision(decide.interrupted(number, killed, self.stop_seconds), None)
+        at_once = bool(killed) and self.interrupts.leaves
+        return decide.stopped(told, how, killed, None if at_once else self.stop_seconds)
 
     def _late(self, live: list[Worker]) -> Decision | None:
         """A decision where the workers do not meet, or where none of them moves."""
@@ -294,6 +327,7 @@ class _Watch:
             failed_at=min(
                 (w.ended_at for w in self.group.workers if w.poll() and w.ended_at), default=time.monotonic()
             ),
+            asked=self.asked,
         )
 
     def _say(self, text: str) -> None:

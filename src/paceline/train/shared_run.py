@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tomlkit
 
+from paceline.checkpoint import grace
 from paceline.errors import JobError, PacelineError, from_record
 from paceline.job.load import LENGTHS, Job
 from paceline.job.resolve import Resolved
 from paceline.job.write import resolved_toml, resolved_values
+from paceline.run.control import Control
 from paceline.run.directory import RunDirectory, next_free_name
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def open_run(resolved: Resolved) -> RunDirectory:
 
     Raises:
         RunHeld, JobError, DiskFull: see `RunDirectory.open`.
+        JobError: a save, as measured in it before, does not fit into the time that a stop signal leaves.
     """
     job = resolved.job
     path = job.run_path
@@ -65,11 +68,18 @@ def open_run(resolved: Resolved) -> RunDirectory:
     directory = RunDirectory.open(
         path, resolved_toml(resolved), resolved_values(resolved), lambda key: may_change(job, key)
     )
-    return _recorded(directory)
+    try:
+        directory.notes += grace.check(grace.measured_in(directory.path), float(job.recovery.grace), os.environ)
+        return _recorded(directory)
+    except PacelineError:
+        directory.release()
+        raise
 
 
 def _recorded(directory: RunDirectory) -> RunDirectory:
-    """The directory, once what is not as in the attempts before has been written down."""
+    """The directory, once what is not as in the attempts before has been written down and old requests are void."""
+    if directory.finished is None:
+        directory.notes += Control(directory.path).clear()
     if directory.changes:
         with directory.writer("changes") as writer:
             for change in directory.changes:

@@ -83,8 +83,12 @@ def fail(what: str, rank: int) -> None:
     """What a rank does; the others wait for it until they are ended."""
     if what == "policy":
         raise PacelineError("5 steps in a row were not finite")
-    if rank != 1:
+    meeting = Path(os.environ[shared_run.RUN_PATH]) / "checkpoints" / f"rank-0-waits-{os.environ[shared_run.ATTEMPT]}"
+    if rank == 0:
+        meeting.touch()
         time.sleep(60)
+    while not meeting.exists():
+        time.sleep(0.001)
     match what:
         case "raise":
             raise ValueError(f"bad sample {time.monotonic_ns()}")

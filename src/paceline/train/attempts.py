@@ -11,7 +11,7 @@ from paceline.errors import DiskFull, Interrupted, PacelineError, Preempted
 from paceline.run.directory import RunDirectory
 from paceline.run.records import Fault, Record, Restart, RunFinished, read_records
 from paceline.workers.supervise import Attempt
-from paceline.workers.verdict import Verdict
+from paceline.workers.verdict import Verdict, is_plain
 from paceline.workers.watch import GroupResult
 
 _FROM_OUTSIDE = (-1, -2, -9, -15)
@@ -67,10 +67,8 @@ def last_step(directory: RunDirectory) -> int:
 
 def _agreed(verdicts: Iterable[Verdict], procs: int) -> bool:
     """Whether every rank raised the same error of ours."""
-    told = [verdict.error for verdict in verdicts if verdict.error is not None]
-    if len(told) < procs or any(error.get("kind") != PacelineError.__name__ for error in told):
-        return False
-    return len({_NUMBERS.sub("#", str(error.get("message"))) for error in told}) == 1
+    told = [str((verdict.error or {}).get("message")) for verdict in verdicts if is_plain(verdict)]
+    return len(told) == procs and len({_NUMBERS.sub("#", message) for message in told}) == 1
 
 
 class Account:

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-
-from paceline.run.records import read_records
 from tests.cli.job import SMALL, TEXT
 from tests.pool.launch import Launcher
 from tests.pool.pool import ROOT
+
+from paceline.run.records import read_records
 
 WORDS = [
     "train", *SMALL, "parallel.compile=false", "parallel.precision=fp32", "run.steps=4", "checkpoint.every=2",
@@ -45,7 +45,7 @@ elif "paceline.workers.boot" in words and os.environ["RANK"] == "1":
 
         heartbeat.beat = dies
 """
-"""In the writer: the last save's mark takes SECONDS. In rank 1: nothing that it asks for exists, and its first life is short."""
+"""In the writer the last mark takes SECONDS. For rank 1 nothing exists that it asks for, and its first life is short."""
 
 
 @pytest.fixture

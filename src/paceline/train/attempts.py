@@ -29,7 +29,7 @@ def attempt_of(result: GroupResult, directory: RunDirectory) -> Attempt:
         start=_start_step(directory),
         reached=result.reached if result.reached >= 0 else _last_step(directory),
         agreed=_agreed(result.verdicts.values(), len(result.exits)),
-        told_to_stop=result.signal is not None,
+        told_to_stop=result.asked is not None,
         traceback=result.traceback,
     )
 

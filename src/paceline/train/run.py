@@ -15,12 +15,13 @@ from typing import Any
 
 from paceline.errors import Interrupted, PacelineError
 from paceline.job.load import Job
-from paceline.job.resolve import Resolved, resolve_here
+from paceline.job.resolve import Resolved
 from paceline.run.control import STOP, Control
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.run.records import read_records
 from paceline.train.attempts import Account, attempt_of
+from paceline.train.elastic import Ranks, resolve_range
 from paceline.train.requests import with_what_stands
 from paceline.train.shared_run import open_run, worker_environment
 from paceline.units import format_seconds
@@ -46,33 +47,46 @@ def supervise(job: Job, words: list[str], plan: Callable[[Resolved], dict[str, A
         PacelineError: what the run came to, where that is not exit code 0.
     """
     launched = time.time()
-    resolved = resolve_here(job)
+    sizes = resolve_range(job)
+    resolved = next(iter(sizes.values()))
     with raising(), open_run(resolved) as directory:
         _say(*directory.notes)
         if directory.finished is not None:
             _say(f"{directory.path}: this run is done ({directory.finished['steps']} steps); nothing to do")
             return summary(directory, resolved)
-        write_atomic(directory.plan_file, json.dumps(plan(resolved), indent=1))
+        ranks = Ranks(
+            sizes, Control(directory.path), _say, environment=os.environ,
+            without_suspects=job.recovery.on_straggler == "restart-without",
+        )  # fmt: skip
         try:
-            error = _attempts(resolved, directory, words, launched)
+            error = _attempts(ranks, directory, words, launched, plan)
         except Asked as asked:  # while no workers are watched: data is prepared, or an attempt waits for its start
             step = max((int(r["step"]) for r in read_records(directory.path, kinds=("step",))), default=0)
             error = _what_stands(resolved, directory, decide.interrupted(asked.how, [], None), step)
             Account(directory).end(error, step)
         if error is not None:
             raise error
-        return summary(directory, resolved)
+        return summary(directory, ranks.resolved)
 
 
-def _attempts(resolved: Resolved, directory: RunDirectory, words: list[str], launched: float) -> PacelineError | None:
+def _attempts(
+    ranks: Ranks, directory: RunDirectory, words: list[str], launched: float, plan: Callable[[Resolved], dict[str, Any]]
+) -> PacelineError | None:
     """Attempt after attempt under the one lease, as the policy says; the error that the run ends with, if any."""
-    recovery, account = resolved.job.recovery, Account(directory)
+    recovery, account, opened = ranks.resolved.job.recovery, Account(directory), 0
     policy = Supervision(recovery.max_restarts, float(recovery.backoff), restart_stalled=recovery.on_stall != "stop")
     while True:
-        result = _run_workers(resolved, directory, words, launched, first=policy.attempts == 0)
+        resolved = ranks.resolved
+        if ranks.procs != opened:
+            write_atomic(directory.plan_file, json.dumps(plan(resolved), indent=1))
+        result = _run_workers(ranks, directory, words, launched, opens=ranks.procs != opened)
+        opened = ranks.procs
         if isinstance(result.error, Interrupted):
             result = result._replace(error=_what_stands(resolved, directory, result.error, result.reached))
         attempt = attempt_of(result, directory)
+        if resized := ranks.resized(result):
+            launched = _next(account, directory, result, resized, attempt.reached)
+            continue
         outcome = policy.after(attempt)
         if result.error is not None:
             account.fault(result, result.error, attempt.reached)
@@ -82,12 +96,19 @@ def _attempts(resolved: Resolved, directory: RunDirectory, words: list[str], lau
                 _say(*account.notes, *_traceback(outcome.traceback))
             return outcome.error
         _say(*(() if outcome.again else _traceback(attempt.traceback)))
-        _say(_restart_line(outcome, directory.attempt + 1))
+        smaller = ranks.without(result)
+        _say(*([f"paceline: {smaller}"] if smaller else []), _restart_line(outcome, directory.attempt + 1))
         time.sleep(outcome.delay_seconds)
-        directory.check_held()
-        account.restart(result, outcome.reason, attempt.reached)
-        directory.next_attempt()
-        launched = time.time()
+        reason = f"{outcome.reason}; {smaller}" if smaller else outcome.reason
+        launched = _next(account, directory, result, reason, attempt.reached)
+
+
+def _next(account: Account, directory: RunDirectory, result: GroupResult, reason: str, step: int) -> float:
+    """Go over to the next attempt; returns when that was, in seconds since the epoch."""
+    directory.check_held()
+    account.restart(result, reason, step)
+    directory.next_attempt()
+    return time.time()
 
 
 def _restart_line(outcome: Restart, attempt: int) -> str:
@@ -123,31 +144,36 @@ def summary(directory: RunDirectory, resolved: Resolved) -> dict[str, Any]:
 
 
 def _run_workers(
-    resolved: Resolved, directory: RunDirectory, words: list[str], launched: float, *, first: bool
+    ranks: Ranks, directory: RunDirectory, words: list[str], launched: float, *, opens: bool
 ) -> GroupResult:
-    """One attempt; the `first` of the command says what it runs on, and prepares the data."""
-    job, procs = resolved.job, resolved.layout.world_size
+    """One attempt; one that `opens` says what it runs on, and prepares the data."""
+    resolved = ranks.resolved
+    job, procs = resolved.job, ranks.procs
     # Beside each rank its loader's processes, and on the host the writer of checkpoints.
     cpus = plan_here(procs, job.launch.threads, job.launch.affinity == "auto", helpers=job.data.workers + 1)
-    env = {**os.environ, **worker_environment(directory, launched)}
+    env = {**os.environ, **ranks.environment, **worker_environment(directory, launched)}
     quota = affinity.cpu_quota()
     with start(
         ["train", *words], procs=procs, run_id=directory.run_id, port=job.launch.port, cpus=cpus, env=env
     ) as group:
-        if first:
+        if opens:
             _say(*_opening(resolved, directory))
             _say(affinity.describe(cpus, quota, os.environ), *affinity.warnings(cpus, quota, os.environ))
             # The workers import torch meanwhile; a wrong source is told before they are done, progress on a real
             # terminal. Loaded here, since numpy would cost a command that only explains.
             importlib.import_module("paceline.data.prepare").prepare(job.data)
-        return _watched(resolved, directory, group)
+        return _watched(ranks, directory, group)
 
 
-def _watched(resolved: Resolved, directory: RunDirectory, group: WorkerGroup) -> GroupResult:
-    recovery, control = resolved.job.recovery, Control(directory.path)
+def _watched(ranks: Ranks, directory: RunDirectory, group: WorkerGroup) -> GroupResult:
+    recovery, control = ranks.resolved.job.recovery, Control(directory.path)
+
+    def asked() -> str | None:
+        return f"control/{STOP}" if control.asked(STOP) else ranks.asked()
+
     return watch(
         group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout),
-        stop_seconds=float(recovery.grace), asked=lambda: f"control/{STOP}" if control.asked(STOP) else None,
+        stop_seconds=float(recovery.grace), asked=asked,
         check=directory.check_beat, tells=False,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 
 from paceline.errors import Interrupted, PacelineError, Preempted
 from paceline.units import format_seconds
-from paceline.workers import decide, heartbeat, stacks, verdict
+from paceline.workers import decide, heartbeat, stacks, stop, verdict
 from paceline.workers.decide import Decision, Ending
 from paceline.workers.heartbeat import Beat
 from paceline.workers.interrupts import Interrupts
@@ -54,6 +54,8 @@ class GroupResult(NamedTuple):
     """Optimizer steps done, by the rank that told of most."""
     failed_at: float
     """CLOCK_MONOTONIC at which the first failure was seen, or the end."""
+    asked: str | None = None
+    """How the launcher was asked to stop them, if it was."""
 
 
 def watch(
@@ -231,6 +233,7 @@ class _Watch:
         self._say(
             f"paceline: {how}: stopping {len(self.group.live())} workers within {within}; once more to leave at once"
         )
+        stop.tell(self.group.folder, how)
         return self._stop_all(how)
 
     def _stop_all(self, how: str) -> Decision | None:
@@ -323,6 +326,7 @@ class _Watch:
             failed_at=min(
                 (w.ended_at for w in self.group.workers if w.poll() and w.ended_at), default=time.monotonic()
             ),
+            asked=self.interrupts.how,
         )
 
     def _say(self, text: str) -> None:

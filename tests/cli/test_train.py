@@ -98,8 +98,10 @@ def test_a_held_directory_is_refused_and_ctrl_c_saves(launch: Launcher, text: Pa
     assert finished["exit"] == 75 and finished["step"] >= 5
 
 
-def test_a_worker_that_dies_ends_the_run_and_the_next_start_goes_on(launch: Launcher, text: Path) -> None:
-    words = ["train", *SMALL, "run.steps=100000", "run.log_every=1", "--procs", "2"]
+def test_without_restarts_a_worker_that_dies_ends_the_run_and_the_next_start_goes_on(
+    launch: Launcher, text: Path
+) -> None:
+    words = ["train", *SMALL, "run.steps=100000", "run.log_every=1", "recovery.max_restarts=0", "--procs", "2"]
     running = launch.start(words)
     running.until("step 5/", timeout=60)
     workers = _children(running.process.pid)

@@ -78,21 +78,21 @@ def test_what_cannot_be_met_is_said_once(tmp_path: Path, procs: str, text: str, 
 def test_a_rank_that_stalls_twice_is_left_out_with_its_device(tmp_path: Path) -> None:
     subject, _ = ranks(tmp_path, without=True, gpus=True)
     stall = Stalled("no progress", values={"ranks": [1]})
-    assert subject.without(ended(stall, rank=1)) is None
-    assert subject.without(ended(Stalled("no progress"), rank=2)) is None
-    assert subject.without(ended(WorkerFailed("rank 1 died"), rank=1)) is None, "that is a crash, not a suspect"
-    assert subject.without(ended(stall, rank=1)) == "rank 1 stalled 2 times: 3 ranks instead of 4"
+    assert not subject.without(ended(stall, rank=1))
+    assert not subject.without(ended(Stalled("no progress"), rank=2))
+    assert not subject.without(ended(WorkerFailed("rank 1 died"), rank=1)), "that is a crash, not a suspect"
+    assert subject.without(ended(stall, rank=1)) == ["paceline: rank 1 stalled 2 times: 3 ranks instead of 4"]
     assert subject.procs == 3 and subject.environment == {"CUDA_VISIBLE_DEVICES": "4,6,7"}
     late = Stalled("did not join", key="recovery.start_timeout", values={"ranks": [2]})
-    assert subject.without(ended(late)) == "rank 2 did not start: 2 ranks instead of 3"
+    assert subject.without(ended(late)) == ["paceline: rank 2 did not start: 2 ranks instead of 3"]
     assert subject.environment == {"CUDA_VISIBLE_DEVICES": "4,6"}
-    assert subject.without(ended(late)) is None, "the range ends there"
+    assert not subject.without(ended(late)), "the range ends there"
 
 
 def test_no_rank_is_left_out_unless_the_job_says_so(tmp_path: Path) -> None:
     subject, _ = ranks(tmp_path)
     for _ in range(3):
-        assert subject.without(ended(Stalled("no progress"), rank=1)) is None
+        assert not subject.without(ended(Stalled("no progress"), rank=1))
 
 
 def test_a_layout_that_is_planned_for_one_number_has_no_range() -> None:

@@ -130,25 +130,25 @@ class Ranks:
         self.resolved = self._range[wanted]
         return reason
 
-    def without(self, result: GroupResult) -> str | None:
-        """After a failure: leave out a rank that is suspected, if the job allows it and the range has room."""
+    def without(self, result: GroupResult) -> list[str]:
+        """After a failure: leave out a rank that is suspected, if the job allows it and the range has room; what to say."""
         if not self._without_suspects or not isinstance(result.error, Stalled) or self.procs - 1 not in self._range:
-            return None
+            return []
         ranks = [result.rank] if result.rank is not None else list(result.error.values.get("ranks", ()))
         self._stalls.update(ranks)
         at_start = result.error.key == "recovery.start_timeout"
         suspect = next((rank for rank in ranks if at_start or self._stalls[rank] >= STALLS), None)
         if suspect is None:
-            return None
+            return []
         why = "did not start" if at_start else f"stalled {self._stalls[suspect]} times"
-        reason = f"rank {suspect} {why}: {self.procs - 1} ranks instead of {self.procs}"
+        said = f"paceline: rank {suspect} {why}: {self.procs - 1} ranks instead of {self.procs}"
         if suspect < len(self._visible):
             del self._visible[suspect]
             self.environment[VISIBLE] = ",".join(self._visible)
         # Ranks are numbered anew.
         self._stalls.clear()
         self.resolved = self._range[self.procs - 1]
-        return reason
+        return [said]
 
     def _has_devices(self, procs: int) -> bool:
         return self.resolved.host.device_kind == "cpu" or procs <= len(self._visible)

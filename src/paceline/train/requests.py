@@ -5,6 +5,7 @@ Any rank may hear a signal; the control files are rank 0's to read. Ranks hear o
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,8 @@ from paceline.run import control
 from paceline.run.control import Control
 from paceline.units import format_seconds
 from paceline.workers import stop
+from paceline.workers.environment import is_supervised
+from paceline.workers.verdict import leave_now, write_verdict
 
 Heard = tuple[str, float]
 """How a request came, and how many seconds ago."""
@@ -64,6 +67,17 @@ class Requests:
     def _done(self, name: str) -> None:
         if self._files is not None and (problem := self._files.done(name)):
             self._say(problem)
+
+
+def leave_the_start(ask: stop.Ask) -> None:
+    """Before the first step is done nothing is lost: leave at once, whatever the main thread waits for."""
+    error = Interrupted(
+        f"interrupted by {ask.how}; nothing was saved, as the first step was not done", values={"how": ask.how}
+    )
+    write_verdict(error.exit_code, error)
+    if not is_supervised():
+        print(f"paceline: {error}", file=sys.stderr, flush=True)
+    leave_now(error.exit_code)
 
 
 def preempted(step: int, heard: Sequence[Heard | None], waited_seconds: float, grace: float) -> Preempted:

@@ -1,4 +1,4 @@
-"""A temporary folder that goes with its owner, however that one ends: also where nothing of the owner is left to remove it."""
+"""A temporary folder that goes with its owner, however that one ends, and whether or not anything is left to remove it."""
 
 from __future__ import annotations
 

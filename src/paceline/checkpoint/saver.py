@@ -173,17 +173,16 @@ class Saver:
         if self._last is None:
             return
         self._say_next(None)
-        began, (step, phase) = time.monotonic(), heartbeat.last()
-        # All ranks may wait here, for a storage that has its own limit and not that of a step.
-        heartbeat.beat(step, f"waiting for the save of step {self._last.step}", self._timeout)
+        began = time.monotonic()
         try:
-            while not self._is_settled():
-                if time.monotonic() - began > self._timeout:
-                    self._gave_up = True
-                    raise self._took_too_long(time.monotonic() - began)
-                self._host.wait(WAIT_SECONDS)
+            # All ranks may wait here, for a storage that has its own limit and not that of a step.
+            with heartbeat.waiting(f"waiting for the save of step {self._last.step}", self._timeout):
+                while not self._is_settled():
+                    if time.monotonic() - began > self._timeout:
+                        self._gave_up = True
+                        raise self._took_too_long(time.monotonic() - began)
+                    self._host.wait(WAIT_SECONDS)
         finally:
-            heartbeat.beat(step, phase)
             self.poll()
         failed, self._unraised = self._unraised, None
         if failed is not None and failed.error is not None:

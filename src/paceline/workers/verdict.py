@@ -139,6 +139,11 @@ def error_of(verdict: Verdict) -> errors.PacelineError | None:
     return errors.from_record(verdict.error) if verdict.error is not None and "exit" in verdict.error else None
 
 
+def is_plain(verdict: Verdict) -> bool:
+    """Whether the worker raised a `PacelineError` of no particular kind: what it found, the others may find as well."""
+    return verdict.error is not None and verdict.error.get("kind") == errors.PacelineError.__name__
+
+
 def _verdict(rank: int, exit_code: int, error: BaseException | None) -> Verdict:
     step, phase = heartbeat.last()
     base = Verdict(rank, socket.gethostname(), time.time(), time.monotonic(), exit_code, step=step, phase=phase)

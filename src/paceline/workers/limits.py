@@ -13,8 +13,9 @@ from typing import Literal
 
 from paceline.workers.durations import NONE, SECTIONS, Durations, Section
 
-Doubt = Literal["none", "asleep", "busy", "storage"]
-"""How sure a verdict is: certain; the rank behind does nothing; it works; it waits for a disk or a network."""
+Doubt = Literal["none", "asleep", "busy", "storage", "works"]
+"""How sure a verdict is: certain; the rank behind does nothing; it is busy at one place; it waits for a disk or a network; it
+works and gets on, as a compiler does."""
 
 STEP_FLOOR_SECONDS = 2.5
 STEP_FACTOR = 4.5
@@ -38,7 +39,7 @@ STARTING_SECONDS: Mapping[Section, float] = {
 }
 """Before anything is seen."""
 
-PATIENCE: Mapping[Doubt, float] = {"none": 1.0, "asleep": 1.0, "busy": 4.0, "storage": 10.0}
+PATIENCE: Mapping[Doubt, float] = {"none": 1.0, "asleep": 1.0, "busy": 4.0, "storage": 10.0, "works": 10.0}
 """How many times a section's limit is waited for before a doubtful verdict is acted on."""
 FORGIVENESS = 4.0
 
@@ -103,7 +104,8 @@ class Limits:
             # Nothing that works is silent and idle for minutes; work that waits for storage is another doubt.
             limit = self._of_steps(section, ASLEEP_FACTOR) if section in ("step", "data") else self.of(section)
             return self._patience * min(limit, FLOOR_SECONDS) if section == "compile" else self._patience * limit
-        return self._patience * PATIENCE[doubt] * self.of(section)
+        limit = PATIENCE[doubt] * self.of(section)
+        return self._patience * (max(limit, STARTING_SECONDS["compile"]) if doubt == "works" else limit)
 
     def look_seconds(self, section: Section) -> float:
         """Seconds of silence after which a first look is taken, so that a second one has something to compare with."""

@@ -50,7 +50,7 @@ PROMISED_STEPS = 5.0
 
 
 class Trial(NamedTuple):
-    """One fault and its verdict. `seconds` from the fault to the first word of it, which are `promised`; `acted` to the end."""
+    """One fault and its verdict. `seconds` to the first word of it, of which there may be `promised`; `acted` to the end."""
 
     kind: str
     rank: int

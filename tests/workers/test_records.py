@@ -112,7 +112,7 @@ def test_the_sections_take_auto_and_units() -> None:
     built = build({"launch": LaunchSection, "recovery": RecoverySection}, settings)
     recovery = built["recovery"]
     assert isinstance(recovery, RecoverySection)
-    assert (recovery.stall_seconds, recovery.collective_seconds) == (60.0, 54.0)
+    assert (recovery.stall_seconds, recovery.collective_seconds) == (60.0, 90.0)
     assert RecoverySection().stall_seconds == 600.0
     assert msgspec.structs.asdict(LaunchSection())["port"] is None
     wrong = {"procs_per_node": 0, "port": 70000, "affinity": "core"}
@@ -121,6 +121,9 @@ def test_the_sections_take_auto_and_units() -> None:
             build({"launch": LaunchSection}, {key: Setting(value, "t")})
     with pytest.raises(JobError, match="no unit"):
         build({"recovery": RecoverySection}, {"recovery.stall_timeout": Setting(60, "t")})
+    for key, text in {"max_restarts": -1, "grace": "0s", "on_stall": "wait", "backoff": "soon"}.items():
+        with pytest.raises(JobError, match=key if text != "0s" else "leaves no time to save"):
+            build({"recovery": RecoverySection}, {f"recovery.{key}": Setting(text, "t")})
 
 
 def test_signals_are_told_by_number_name_and_meaning() -> None:

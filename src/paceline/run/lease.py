@@ -22,7 +22,9 @@ from paceline.run.files import write_atomic
 from paceline.units import format_seconds
 
 EXPIRES_SECONDS = 60.0
-"""A holder on another host whose heartbeat is older than this is taken for dead. It beats four times as often."""
+"""A holder on another host whose heartbeat is older than this is taken for dead. It beats twelve times as often."""
+BEATS = 12
+"""Beats in that time. A holder that was itself stopped for so long learns with the next one whether it was taken over."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +40,16 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease:
-    """A held lease; it beats in a thread until `release`."""
+    """A held lease; it beats in a thread until `release`.
+
+    Attributes:
+        lost: a beat has found that another holder took it: it must not be kept alive, nor must its run.
+    """
 
     def __init__(self, path: Path, holder: Holder, beat_seconds: float) -> None:
         self.path = path
         self.holder = holder
+        self.lost = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, args=(beat_seconds,), name="lease", daemon=True)
         self._thread.start()
@@ -65,9 +72,13 @@ class Lease:
             self.path.unlink(missing_ok=True)
 
     def _beat(self, seconds: float) -> None:
-        while not self._stop.wait(seconds):
-            with contextlib.suppress(OSError):
-                os.utime(self.path)
+        while not self.lost and not self._stop.wait(seconds):
+            found = read_holder(self.path)
+            # One that cannot be read may be a file system that is away for a moment.
+            self.lost = found is not None and found.token != self.holder.token
+            if not self.lost:
+                with contextlib.suppress(OSError):
+                    os.utime(self.path)
 
 
 def acquire(path: Path, attempt: int, *, expires_seconds: float = EXPIRES_SECONDS) -> tuple[Lease, str | None]:
@@ -95,7 +106,7 @@ def acquire(path: Path, attempt: int, *, expires_seconds: float = EXPIRES_SECOND
         token=os.urandom(8).hex(),
     )
     write_atomic(path, msgspec.json.encode(holder))
-    return Lease(path, holder, expires_seconds / 4), taken
+    return Lease(path, holder, expires_seconds / BEATS), taken
 
 
 @contextlib.contextmanager
@@ -120,7 +131,7 @@ def read_holder(path: Path) -> Holder | None:
 
 def why_dead(path: Path, holder: Holder, expires_seconds: float = EXPIRES_SECONDS) -> str | None:
     """Why the holder counts as dead; None while it lives."""
-    if (holder.host, holder.namespace) == (os.uname().nodename, _namespace()):
+    if _is_here(holder):
         start = _process_start(holder.pid)
         return None if start is not None and start == holder.process_start else "that process is gone"
     try:
@@ -132,16 +143,28 @@ def why_dead(path: Path, holder: Holder, expires_seconds: float = EXPIRES_SECOND
     return f"no heartbeat for {format_seconds(silent_seconds)} (limit {format_seconds(expires_seconds)})"
 
 
-def held(path: Path, holder: Holder) -> RunHeld:
+def held(path: Path, holder: Holder, expires_seconds: float = EXPIRES_SECONDS) -> RunHeld:
     """The error for a directory whose holder lives."""
+    beat = ""
+    if not _is_here(holder):
+        with contextlib.suppress(OSError):
+            silent = format_seconds(max(0.0, time.time() - path.stat().st_mtime))
+            beat = (
+                f"; its last heartbeat is {silent} old, and it counts as dead after {format_seconds(expires_seconds)}"
+            )
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     return RunHeld(
-        f"{path.parent} is held by pid {holder.pid} on {holder.host} since {since} (attempt {holder.attempt})",
+        f"{path.parent} is held by pid {holder.pid} on {holder.host} since {since} (attempt {holder.attempt}){beat}",
         key="run.name",
         values={"directory": str(path.parent), "host": holder.host, "pid": holder.pid, "since": holder.since,
                 "attempt": holder.attempt},
         hint=f"Wait for it, end it with Ctrl-C or `kill {holder.pid}` on its host, or give this run another run.name.",
     )  # fmt: skip
+
+
+def _is_here(holder: Holder) -> bool:
+    """Whether its process would be visible to this one."""
+    return (holder.host, holder.namespace) == (os.uname().nodename, _namespace())
 
 
 def _namespace() -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import tomlkit
 
+from paceline.checkpoint import grace
 from paceline.errors import JobError, PacelineError, from_record
 from paceline.job.load import LENGTHS, Job
 from paceline.job.resolve import Resolved
 from paceline.job.write import resolved_toml, resolved_values
+from paceline.run.control import Control
 from paceline.run.directory import RunDirectory, next_free_name
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ def open_run(resolved: Resolved) -> RunDirectory:
 
     Raises:
         RunHeld, JobError, DiskFull: see `RunDirectory.open`.
+        JobError: a save, as measured in it before, does not fit into the time that a stop signal leaves.
     """
     job = resolved.job
     path = job.run_path
@@ -65,11 +69,25 @@ def open_run(resolved: Resolved) -> RunDirectory:
     directory = RunDirectory.open(
         path, resolved_toml(resolved), resolved_values(resolved), lambda key: may_change(job, key)
     )
-    return _recorded(directory)
+    with _kept(directory):
+        directory.notes += grace.check(grace.measured_in(directory.path), float(job.recovery.grace), os.environ)
+        return _recorded(directory)
+
+
+@contextlib.contextmanager
+def _kept(directory: RunDirectory) -> Iterator[None]:
+    """What is refused in here gives the directory back."""
+    try:
+        yield
+    except PacelineError:
+        directory.release()
+        raise
 
 
 def _recorded(directory: RunDirectory) -> RunDirectory:
-    """The directory, once what is not as in the attempts before has been written down."""
+    """The directory, once what is not as in the attempts before has been written down and old requests are void."""
+    if directory.finished is None:
+        directory.notes += Control(directory.path).clear()
     if directory.changes:
         with directory.writer("changes") as writer:
             for change in directory.changes:
@@ -111,7 +129,13 @@ def open_directory(path: Path, values: dict[str, Any], world: World) -> RunDirec
         PacelineError: what opening it raised, on every rank alike.
     """
     table = tomlkit.dumps({key: str(value) for key, value in values.items()})
-    return _shared(lambda: _recorded(RunDirectory.open(path, table, values, _may_change)), path, world)
+
+    def open_it() -> RunDirectory:
+        directory = RunDirectory.open(path, table, values, _may_change)
+        with _kept(directory):
+            return _recorded(directory)
+
+    return _shared(open_it, path, world)
 
 
 def _shared(open_it: Callable[[], RunDirectory], path: Path, world: World) -> RunDirectory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -24,16 +25,18 @@ from paceline.parallel.compile.apply import recompiles
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.train import loop, shared_run
-from paceline.train.begin_and_end import finish, peak_memory_bytes, sample_text, started_record
+from paceline.train.begin_and_end import end_early, finish, peak_memory_bytes, sample_text, started_record
 from paceline.train.continue_text import TOKENIZER_FILE
 from paceline.train.keep import Keeper
 from paceline.train.keeping import check_model, make_keeper, make_room, tell_start
 from paceline.train.observe import RunObserver
 from paceline.train.out_of_memory import explain_out_of_memory
+from paceline.train.requests import leave_the_start
 from paceline.train.resume import Start, resume
 from paceline.train.session import Session
 from paceline.train.startup import build_session, world_group
 from paceline.train.state import TrainingState
+from paceline.workers import stop
 from paceline.workers.environment import is_supervised
 from paceline.workers.heartbeat import beat
 from paceline.workers.rendezvous import World, join, leave
@@ -57,6 +60,7 @@ def run_worker(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
 
 def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
     started = time.time()
+    stop.listen(leave_the_start)
     world = join(job.recovery.collective_seconds, start_timeout=float(job.recovery.start_timeout))
     try:
         resolved = resolve_job(job, world.world_size, probe_host(), ranks_per_host=world.local_world_size)
@@ -67,6 +71,7 @@ def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
         alone = world.rank == 0 and not is_supervised()
         with directory:
             if alone:
+                print(*directory.notes, sep="\n", end="\n" if directory.notes else "", file=sys.stderr, flush=True)
                 write_atomic(directory.plan_file, json.dumps(plan(resolved), indent=1))
             _attempt(resolved, world, directory, started)
         if alone:
@@ -133,7 +138,9 @@ def _train(
             observer.write(started_record(resolved, session, directory, started, digest))
             tell_start(session, observer)
         outcome = loop.train(session, policy, observer, timers)
-        beat(outcome.steps, "ending the run", allow_seconds=600.0)
+        if outcome.stopped:
+            raise end_early(session, keeper, observer, outcome, float(job.recovery.grace))
+        beat(outcome.steps, "ending the run", 600.0, "save")
         peaks = gather_objects(peak_memory_bytes(session.device), session.group)
         compiled = recompiles() if resolved.compile else None
         keeper.finish(outcome.steps, outcome.evals)
@@ -165,6 +172,7 @@ def _keeper(
     return make_keeper(
         session, world, directory, resolved.job.checkpoint, observer, about=about, layout=layout,
         precision=resolved.precision, best_of=HELD_OUT if HELD_OUT in data.evals else next(iter(data.evals), None),
+        grace=float(resolved.job.recovery.grace),
     )  # fmt: skip
 
 

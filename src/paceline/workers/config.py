@@ -5,19 +5,23 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from paceline.config import AUTO, Section
-from paceline.units import Count, Seconds
+from paceline.units import Procs, Seconds
 
 DEFAULT_STALL_SECONDS = 600.0
-COLLECTIVE_SHARE = 0.9
-"""A collective gives up before the watchdog does: it knows which one it was, the watchdog only that nothing moves."""
+COLLECTIVE_SHARE = 1.5
+"""A collective gives up after the watchdog does, which sees all ranks; under another launcher nothing else ends a stall."""
 
 
 class LaunchSection(Section, frozen=True):
     """Worker processes of this host."""
 
     procs_per_node: Annotated[
-        Count | None,
-        Meta(extra=AUTO, description="Worker processes on this host; auto: one per device, 2 without devices."),
+        Procs | None,
+        Meta(
+            extra=AUTO,
+            description='Worker processes on this host, or a range such as "2:4": it starts with the most and goes on with '
+            "fewer or more, see elastic.md. auto: one per device, 2 without devices.",
+        ),
     ] = None
     port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
@@ -32,17 +36,48 @@ class LaunchSection(Section, frozen=True):
         Meta(description="auto: each worker has CPUs of its own where there are enough; none: all share all."),
     ] = "auto"
 
-    def __post_init__(self) -> None:
-        if self.procs_per_node is not None and self.procs_per_node < 1:
-            raise ValueError(f"procs_per_node = {self.procs_per_node} starts nothing; give 1 or more")
-
 
 class RecoverySection(Section, frozen=True):
-    """When workers count as stalled."""
+    """What a run survives by itself: when workers count as stalled, how often they start again, what follows a signal."""
+
+    max_restarts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Restarts after failures without a new step in between; a new step renews them. 0: the first failure "
+            "ends the run. Three attempts in a row without a new step end it in any case.",
+        ),
+    ] = 3
+    backoff: Annotated[
+        Seconds,
+        Meta(
+            description="Wait before the second restart without progress, doubled before each further one up to 60s; the "
+            "first follows at once."
+        ),
+    ] = Seconds(1.0)
+    grace: Annotated[
+        Seconds,
+        Meta(description="Longest time from a stop signal until the run has saved and ended."),
+    ] = Seconds(30.0)
+    on_stall: Annotated[
+        Literal["restart", "stop", "log"],
+        Meta(
+            description="What follows a stall. restart: start again without the stalled workers; stop: end with 76; log: "
+            "name the rank and go on waiting."
+        ),
+    ] = "restart"
+    on_straggler: Annotated[
+        Literal["report", "restart-without"],
+        Meta(description="What follows a slow rank. report: name it; restart-without: start again without it."),
+    ] = "report"
 
     stall_timeout: Annotated[
         Seconds | None,
-        Meta(extra=AUTO, description="Longest time without progress; collectives give up at 0.9 of it. auto: 10m."),
+        Meta(
+            extra=AUTO,
+            description="Longest time without progress; collectives give up at 1.5 of it. auto: learned from the run, "
+            "section by section, and 10m where nothing else is known.",
+        ),
     ] = None
     start_timeout: Annotated[
         Seconds,
@@ -54,6 +89,12 @@ class RecoverySection(Section, frozen=True):
             seconds = getattr(self, name)
             if seconds is not None and seconds <= 0:
                 raise ValueError(f"{name} = {seconds:g}s is over before anything began; give more than 0s")
+        if self.backoff < 0:
+            raise ValueError(f"backoff = {self.backoff:g}s is in the past; give 0s to start again at once")
+        if self.grace <= 0:
+            raise ValueError(
+                f"grace = {self.grace:g}s leaves no time to save; give more than 0s (a second Ctrl-C ends a run at once)"
+            )
 
     @property
     def stall_seconds(self) -> float:

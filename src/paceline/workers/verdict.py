@@ -18,7 +18,10 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from paceline import errors
-from paceline.workers import environment, heartbeat
+from paceline.workers import environment, heartbeat, recorder
+
+ENDING_SECONDS = 60.0
+"""From the verdict to the end of the process."""
 
 Cause = Literal["own", "timeout", "consequence"]
 
@@ -50,6 +53,8 @@ class Verdict(NamedTuple):
     phase: str = ""
     where: str | None = None
     collective: str | None = None
+    seen: dict[str, Any] | None = None
+    """The collectives that the rank had entered (`recorder.Seen`), where an error of the engine ended it."""
 
 
 def write_verdict(exit_code: int, error: BaseException | None = None, *, rank: int | None = None) -> None:
@@ -68,6 +73,8 @@ def write_verdict(exit_code: int, error: BaseException | None = None, *, rank: i
     part = path.with_suffix(".part")
     part.write_text(json.dumps(_verdict(rank, exit_code, error)._asdict(), default=str), encoding="utf-8")
     part.replace(path)
+    # Tearing down takes a while, without a beat and with the pulse already gone.
+    heartbeat.beat(*heartbeat.last(), ENDING_SECONDS, "save")
 
 
 def reported(main: Callable[[], int]) -> int:
@@ -132,6 +139,11 @@ def error_of(verdict: Verdict) -> errors.PacelineError | None:
     return errors.from_record(verdict.error) if verdict.error is not None and "exit" in verdict.error else None
 
 
+def is_plain(verdict: Verdict) -> bool:
+    """Whether the worker raised a `PacelineError` of no particular kind: what it found, the others may find as well."""
+    return verdict.error is not None and verdict.error.get("kind") == errors.PacelineError.__name__
+
+
 def _verdict(rank: int, exit_code: int, error: BaseException | None) -> Verdict:
     step, phase = heartbeat.last()
     base = Verdict(rank, socket.gethostname(), time.time(), time.monotonic(), exit_code, step=step, phase=phase)
@@ -144,7 +156,8 @@ def _verdict(rank: int, exit_code: int, error: BaseException | None) -> Verdict:
         cause=cause_of(error),
         traceback="".join(traceback.format_exception(type(error), error, _from_user_code(error))),
         where=where(error),
-        collective=_last_collective() if cause_of(error) != "own" else None,
+        collective=recorder.last_entered() if cause_of(error) != "own" else None,
+        seen=_seen(error),
     )
 
 
@@ -173,17 +186,6 @@ def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(record, default=str))  # type: ignore[no-any-return]
 
 
-def _last_collective() -> str | None:
-    """Name and size of the collective that this rank entered last, from the engine's flight recorder."""
-    recorder = sys.modules.get("torch._C._distributed_c10d")
-    if recorder is None:
-        return None
-    try:
-        entries = json.loads(recorder._dump_fr_trace_json(True, False)).get("entries", [])
-        entry = entries[-1]
-        name = str(entry["profiling_name"]).rpartition(":")[2]
-        group, sizes = entry["process_group"][1], entry["input_sizes"]
-        return f"{name} number {entry['collective_seq_id']} (sizes {sizes}) in group {group}"
-    except Exception:
-        # The recorder is no public interface: without it the phase still names the place.
-        return None
+def _seen(error: BaseException) -> dict[str, Any] | None:
+    found = recorder.seen() if cause_of(error) != "own" or "gloo" in str(error) else None
+    return found.to_plain() if found is not None else None

@@ -7,30 +7,38 @@ in a collective, or is stopped, never goes by itself.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from paceline.errors import PacelineError
-from paceline.workers import decide, heartbeat, stacks, verdict
+from paceline.errors import Interrupted, PacelineError, Preempted
+from paceline.units import format_seconds
+from paceline.workers import decide, heartbeat, stop, verdict
+from paceline.workers.config import DEFAULT_STALL_SECONDS
 from paceline.workers.decide import Decision, Ending
 from paceline.workers.heartbeat import Beat
 from paceline.workers.interrupts import Interrupts
+from paceline.workers.limits import Limits
+from paceline.workers.look import Looker
 from paceline.workers.oom import oom_kills
 from paceline.workers.output import Output
+from paceline.workers.signals import STOPPING
 from paceline.workers.start import Worker, WorkerGroup
-from paceline.workers.verdict import Verdict
+from paceline.workers.verdict import Verdict, is_plain
+from paceline.workers.watchdog import Stall, Watchdog
 
 SETTLE_SECONDS = 2.0
-"""Time that the other ranks have, after the first failure, to leave their own verdicts."""
-TERM_SECONDS = 2.0
-"""Time between SIGTERM and SIGKILL once the group has failed."""
+"""Time that the other ranks have, after an echo of a failure, to leave their own verdicts: one of them is its cause."""
+KNOWN_SECONDS = 0.3
+"""The same where the cause is known: a rank that failed by itself. Whatever failed before it has told by then. An error
+that all ranks may find is waited for longer: whether they do decides whether another attempt is worth it."""
+_STOPPED_EXITS = (Preempted.exit_code, Interrupted.exit_code)
+_STOPPED_CODES = tuple(-number for number in STOPPING)
 _TICK_SECONDS = 0.2
 _CHUNK = 1 << 16
 
@@ -46,6 +54,16 @@ class GroupResult(NamedTuple):
     exits: list[int | None]
     seconds: float
     signal: int | None
+    reached: int
+    """Optimizer steps done, by the rank that told of most."""
+    failed_at: float
+    """CLOCK_MONOTONIC at which the first failure was seen, or the end."""
+    asked: str | None
+    """How somebody asked for the end, if that happened first."""
+    fault: str | None = None
+    """What it was, in one word of `suspects.Kind`, as far as it is known."""
+    evidence: str | None = None
+    """All that was seen of the ranks before they were ended."""
 
 
 def watch(
@@ -54,23 +72,49 @@ def watch(
     stall_seconds: float | None = 600.0,
     start_seconds: float | None = 300.0,
     stop_seconds: float = 10.0,
+    asked: Callable[[], str | None] = lambda: None,
     out: IO[str] | None = None,
     log_dir: Path | None = None,
+    check: Callable[[], object] = lambda: None,
+    tells: bool = True,
+    limits: Limits | None = None,
+    act: bool = True,
+    warn: Callable[[Stall], None] | None = None,
 ) -> GroupResult:
     """Wait until every worker has ended; none is left afterwards. The traceback, if any, is the last thing on `out`.
 
-    SIGINT and SIGTERM to this process are passed on once, as SIGTERM; a second one ends the workers at once.
+    SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to this process are passed on once, as SIGTERM; a second SIGINT or SIGTERM ends the
+    workers at once. A worker that was asked to stop itself, and ended for that, has the others stop too.
 
     Args:
-        stall_seconds: longest time in which no rank gives a sign of life; None: for ever.
+        stall_seconds: longest time in which no rank gives a sign of life; None: for ever, unless `limits` are given.
         start_seconds: longest time until all ranks have joined; None for programs that do not use `rendezvous.join`.
         stop_seconds: time that workers have to end after a signal.
+        asked: looked at again and again; how a request to stop came that is no signal, or None.
         out: where workers' output goes; stderr unless given.
         log_dir: also keep each rank's whole output there.
+        limits: learned over the attempts of a command, instead of the fixed `stall_seconds`.
+        act: False tells of a stall and goes on waiting.
+        warn: told of what looks like a stall before it is acted on.
+        check: called again and again; what it raises ends the workers at once and passes through.
+        tells: whether to print the traceback.
     """
     output = Output(out or sys.stderr, len(group.workers), log_dir)
-    with group, Interrupts() as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
-        return _Watch(group, output, pipes, interrupts, stall_seconds, start_seconds, stop_seconds).run()
+    with group, Interrupts(asked) as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
+        watched = _Watch(group, output, pipes, interrupts, start_seconds, stop_seconds, check, tells)
+        if limits is not None or stall_seconds is not None:
+            watched.watchdog = Watchdog(
+                limits or Limits(stall_seconds), watched.looker, {w.rank: w.pid for w in group.workers},
+                waiting_seconds=stall_seconds or DEFAULT_STALL_SECONDS, act=act,
+                warn=lambda text, stall: _warned(output, warn, text, stall),
+            )  # fmt: skip
+        return watched.run()
+
+
+def _warned(output: Output, warn: Callable[[Stall], None] | None, text: str, stall: Stall | None) -> None:
+    output.say(text)
+    if warn is not None and stall is not None:
+        warn(stall)
 
 
 class _Pipes:
@@ -125,13 +169,6 @@ class _Pipes:
             return None
 
 
-def _last_sign(beats: Iterable[Beat | None]) -> float:
-    """When the last of the ranks may last have moved; those that wait at a host barrier count only if all of them do."""
-    known = [beat for beat in beats if beat is not None]
-    working = [beat.time + beat.allow_seconds for beat in known if beat.allow_seconds != heartbeat.WAITING]
-    return max(working or [beat.time for beat in known], default=math.inf)
-
-
 class _Watch:
     """One call of `watch`."""
 
@@ -141,35 +178,49 @@ class _Watch:
         output: Output,
         pipes: _Pipes,
         interrupts: Interrupts,
-        stall_seconds: float | None,
         start_seconds: float | None,
         stop_seconds: float,
+        check: Callable[[], object],
+        tells: bool,
     ) -> None:
         self.group = group
         self.output = output
         self.pipes = pipes
         self.interrupts = interrupts
-        self.stall_seconds = stall_seconds
         self.start_seconds = start_seconds
         self.stop_seconds = stop_seconds
+        self.check = check
+        self.tells = tells
+        self.asked: str | None = None
         self.joined = start_seconds is None
+        self.looker = Looker(group.folder, {worker.rank: worker.pid for worker in group.workers}, self._until)
+        self.watchdog: Watchdog | None = None
 
     def run(self) -> GroupResult:
         decision: Decision | None = None
         while live := self.group.live():
             self.pipes.pump(_TICK_SECONDS)
-            if self.interrupts.received:
-                decision = self._interrupted()
+            self.check()
+            if self.interrupts.how is not None:
+                decision = self._interrupted(self.interrupts.how)
+                break
+            if self._one_was_asked():
+                decision = self._stop_all("a signal to one of the workers")
                 break
             if any(self._failed(worker) for worker in self.group.workers):
                 decision = self._failure()
                 break
             if decision := self._late(live):
-                self._end(0.0)
+                self._end()
                 break
         else:
-            decision = self._failure() if any(self._failed(w) for w in self.group.workers) else None
+            decision = self._ended()
         return self._result(decision)
+
+    def _ended(self) -> Decision | None:
+        if self._one_was_asked():
+            return self._stop_all("a signal to one of the workers")
+        return self._failure() if any(self._failed(worker) for worker in self.group.workers) else None
 
     def _failed(self, worker: Worker) -> bool:
         code = worker.poll()
@@ -183,27 +234,53 @@ class _Watch:
         """A worker has failed: collect what all of them know, then end them."""
         self.pipes.drain()
         self.output.mute()
-        seen = self._stacks()
-        self._until(lambda: not self.group.live(), SETTLE_SECONDS)
+        views = self.looker.look([w.rank for w in self.group.live() if w.rank not in self._told()]).ranks
+        looked_at = time.monotonic()
+        self._until(lambda: not self.group.live() or self._is_cause_known(looked_at), SETTLE_SECONDS)
         endings = self._endings()
-        self._end(TERM_SECONDS)
-        return decide.decide(endings, seen)
+        # No SIGTERM first: to a rank that trains it is a request to go on until the step is done, which never will be.
+        self._end()
+        stacks = {rank: view.stack or f"no stack: {view.sample.state}\n" for rank, view in views.items()}
+        return decide.decide(endings, stacks, {r: v.seen for r, v in views.items() if v.seen is not None})
 
-    def _interrupted(self) -> Decision | None:
-        number = self.interrupts.received[0]
-        live = self.group.live()
-        for worker in live:
+    def _is_cause_known(self, since: float) -> bool:
+        """Whether a rank has failed by itself, and the others have had their moment since (CLOCK_MONOTONIC)."""
+        first = decide.first_failure(self._endings())
+        if first is None or first.cause != "own" or (first.verdict is not None and is_plain(first.verdict)):
+            return False
+        return time.monotonic() - max(first.time, since) > KNOWN_SECONDS
+
+    def _one_was_asked(self) -> bool:
+        """Whether a worker has ended because it was asked to stop: by its verdict, or by a signal before it listened."""
+        ended = [worker for worker in self.group.workers if worker.poll() not in (0, None)]
+        told = verdict.read_verdicts(self.group.folder) if ended else {}
+        return any(
+            told[worker.rank].exit in _STOPPED_EXITS if worker.rank in told else worker.poll() in _STOPPED_CODES
+            for worker in ended
+        )
+
+    def _interrupted(self, how: str) -> Decision | None:
+        within = format_seconds(self.stop_seconds)
+        self._say(
+            f"paceline: {how}: stopping {len(self.group.live())} workers within {within}; once more to leave at once"
+        )
+        stop.tell(self.group.folder, how)
+        return self._stop_all(how)
+
+    def _stop_all(self, how: str) -> Decision | None:
+        """Have all workers stop in their time; what they say of it, unless somebody wants to leave at once."""
+        self.asked = how
+        for worker in self.group.live():
             worker.send(signal.SIGTERM)
-        self._say(f"paceline: stopping {len(live)} workers; once more to leave at once")
-        self._until(lambda: not self.group.live() or len(self.interrupts.received) > 1, self.stop_seconds)
+        self._until(lambda: not self.group.live() or self.interrupts.leaves, self.stop_seconds)
         killed = [worker.rank for worker in self.group.live()]
         endings = self._endings()
-        self._end(0.0)
+        self._end()
         told = [e for e in endings if e.verdict is not None or e.returncode == 0]
         if len(told) == len(endings) and not any(e.failed for e in told):
             return None
-        own = decide.decide([e for e in told if e.cause == "own"], {})
-        return own or Decision(decide.interrupted(number, killed, self.stop_seconds), None)
+        at_once = bool(killed) and self.interrupts.leaves
+        return decide.stopped(told, how, killed, None if at_once else self.stop_seconds)
 
     def _late(self, live: list[Worker]) -> Decision | None:
         """A decision where the workers do not meet, or where none of them moves."""
@@ -215,17 +292,11 @@ class _Watch:
             if missing and now - self.group.started_at > self.start_seconds:
                 error = decide.not_started(self.start_seconds, missing, beats, len(self.group.workers))
                 return Decision(error, missing[0])
-            return None
-        if self.stall_seconds is None or now - _last_sign(beats.values()) < self.stall_seconds:
-            return None
-        states = {worker.rank: stacks.state(worker.pid) for worker in live}
-        return decide.stalled(self.stall_seconds, beats, states, self._stacks(), now)
+        stall = self.watchdog.tick([worker.rank for worker in live]) if self.watchdog is not None else None
+        return decide.stalled(stall, len(self.group.workers)) if stall is not None else None
 
-    def _stacks(self) -> dict[int, str]:
-        """Stacks of the ranks that run Python and have not told why they end."""
-        told = verdict.read_verdicts(self.group.folder)
-        pids = {w.rank: w.pid for w in self.group.live() if w.rank not in told and self._beat(w.rank) is not None}
-        return stacks.collect(pids, self.group.folder)
+    def _told(self) -> Collection[int]:
+        return verdict.read_verdicts(self.group.folder)
 
     def _beat(self, rank: int) -> Beat | None:
         return heartbeat.read(self.group.folder / f"rank-{rank}.beat")
@@ -247,12 +318,8 @@ class _Watch:
             for worker in self.group.workers
         ]
 
-    def _end(self, grace: float) -> None:
-        """SIGTERM, then SIGKILL to those that are still there after `grace` seconds."""
-        if grace > 0:
-            for worker in self.group.live():
-                worker.send(signal.SIGTERM if stacks.state(worker.pid) == "alive" else signal.SIGKILL)
-            self._until(lambda: not self.group.live(), grace)
+    def _end(self) -> None:
+        """SIGKILL to those that are still there."""
         for worker in self.group.live():
             worker.send(signal.SIGKILL)
         for worker in self.group.workers:
@@ -266,7 +333,7 @@ class _Watch:
     def _result(self, decision: Decision | None) -> GroupResult:
         self.pipes.drain()
         self.output.close()
-        if decision is not None and decision.traceback:
+        if decision is not None and decision.traceback and self.tells:
             self._say(decision.traceback.rstrip())
         return GroupResult(
             exit_code=0 if decision is None else decision.error.exit_code,
@@ -277,6 +344,13 @@ class _Watch:
             exits=[worker.poll() for worker in self.group.workers],
             seconds=time.monotonic() - self.group.started_at,
             signal=self.interrupts.received[0] if self.interrupts.received else None,
+            reached=max((beat.step for w in self.group.workers if (beat := self._beat(w.rank))), default=-1),
+            failed_at=min(
+                (w.ended_at for w in self.group.workers if w.poll() and w.ended_at), default=time.monotonic()
+            ),
+            asked=self.asked,
+            fault=None if decision is None else decision.fault,
+            evidence=None if decision is None else decision.evidence,
         )
 
     def _say(self, text: str) -> None:

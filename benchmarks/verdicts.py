@@ -72,6 +72,10 @@ def trial(kind: str, rank: int, folder: Path, step: int = FAULT_STEP) -> tuple[T
     )
     result = watch(group, limits=Limits(), out=out, warn=lambda stall: warned.append(time.monotonic()))
     ended = time.monotonic()
+    if not truth.exists():
+        # The run was ended before the fault: a false alarm, or no run at all.
+        said = f"too early: {result.fault or result.exit_code}"
+        return Trial(kind, rank, said, result.rank, None, None), result, out.getvalue()
     done = json.loads(truth.read_text(encoding="utf-8").splitlines()[0])
     acted = ended - done["monotonic"]
     first = warned[0] - done["monotonic"] if warned else acted
@@ -157,7 +161,7 @@ def main() -> int:
             trials.append(one)
             say(
                 f"{kind} on rank {rank}: {one.said} on rank {one.said_rank}, "
-                f"named in {one.seconds:.2f} s, ended in {one.acted:.2f} s"
+                f"named in {one.seconds or 0.0:.2f} s, ended in {one.acted or 0.0:.2f} s"
             )
             if not one.right:
                 say(f"  WRONG: {result.error}\n{printed[-3000:]}")

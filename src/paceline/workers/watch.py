@@ -103,6 +103,7 @@ def watch(
     with group, Interrupts(asked) as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
         watched = _Watch(group, output, pipes, interrupts, start_seconds, stop_seconds, check, tells)
         if limits is not None or stall_seconds is not None:
+            watched.limit_is_given = limits is None or limits.fixed_seconds is not None
             watched.watchdog = Watchdog(
                 limits or Limits(stall_seconds), watched.looker, {w.rank: w.pid for w in group.workers},
                 waiting_seconds=stall_seconds or DEFAULT_STALL_SECONDS, act=act,
@@ -195,6 +196,7 @@ class _Watch:
         self.joined = start_seconds is None
         self.looker = Looker(group.folder, {worker.rank: worker.pid for worker in group.workers}, self._until)
         self.watchdog: Watchdog | None = None
+        self.limit_is_given = False
 
     def run(self) -> GroupResult:
         decision: Decision | None = None
@@ -292,6 +294,9 @@ class _Watch:
             if missing and now - self.group.started_at > self.start_seconds:
                 error = decide.not_started(self.start_seconds, missing, beats, len(self.group.workers))
                 return Decision(error, missing[0])
+            if missing and self.limit_is_given:
+                # The user's own limit is one of work; the start has another one.
+                return None
         stall = self.watchdog.tick([worker.rank for worker in live]) if self.watchdog is not None else None
         return decide.stalled(stall, len(self.group.workers)) if stall is not None else None
 

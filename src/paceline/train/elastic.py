@@ -134,9 +134,11 @@ class Ranks:
         """After a failure: leave out a rank that is suspected, if the job allows it and the range has room; what to say."""
         if not self._without_suspects or not isinstance(result.error, Stalled) or self.procs - 1 not in self._range:
             return []
-        ranks = [result.rank] if result.rank is not None else list(result.error.values.get("ranks", ()))
-        self._stalls.update(ranks)
         at_start = result.error.key == "recovery.start_timeout"
+        # Who waited in vain for another at the start is not the one to leave out.
+        seen = [] if at_start or result.rank is None else [result.rank]
+        ranks = list(result.error.values.get("ranks", seen))
+        self._stalls.update(ranks)
         suspect = next((rank for rank in ranks if at_start or self._stalls[rank] >= STALLS), None)
         if suspect is None:
             return []

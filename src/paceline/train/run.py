@@ -26,6 +26,7 @@ from paceline.train.shared_run import open_run, worker_environment
 from paceline.workers import affinity
 from paceline.workers.decide import interrupted
 from paceline.workers.interrupts import Asked, Interrupts, raising
+from paceline.workers.limits import Limits
 from paceline.workers.start import WorkerGroup, plan_here, start
 from paceline.workers.supervise import End, Supervision
 from paceline.workers.watch import GroupResult, watch
@@ -91,11 +92,15 @@ def _until_the_end(
     """How the last attempt ended, and at which step."""
     recovery, opened = ranks.resolved.job.recovery, 0
     policy = Supervision(recovery.max_restarts, float(recovery.backoff), restart_stalled=recovery.on_stall != "stop")
+    limits = Limits(None if recovery.stall_timeout is None else float(recovery.stall_timeout))
     while True:
+        limits.next_attempt()
         opens, opened = ranks.procs != opened, ranks.procs
         if opens:
             write_atomic(directory.plan_file, json.dumps(plan(ranks.resolved), indent=1))
-        result = _run_workers(ranks, directory, words, launched, opens=opens)
+        result = _run_workers(ranks, directory, account, limits, words, launched, opens=opens)
+        if result.error is not None and result.error.values.get("sure") is False:
+            limits.doubt_was_costly()
         attempt = attempt_of(result, directory)
         if resized := ranks.resized(result):
             launched = account.next_attempt(result, resized, attempt.reached)
@@ -112,8 +117,9 @@ def _until_the_end(
 
 
 def _run_workers(
-    ranks: Ranks, directory: RunDirectory, words: list[str], launched: float, *, opens: bool
-) -> GroupResult:
+    ranks: Ranks, directory: RunDirectory, account: Account, limits: Limits, words: list[str], launched: float, *,
+    opens: bool,
+) -> GroupResult:  # fmt: skip
     """One attempt; one that `opens` says what it runs on, and prepares the data."""
     job, procs = ranks.resolved.job, ranks.procs
     # Beside each rank its loader's processes, and on the host the writer of checkpoints.
@@ -129,15 +135,17 @@ def _run_workers(
             # The workers import torch meanwhile; a wrong source is told before they are done, progress on a real
             # terminal. Loaded here, since numpy would cost a command that only explains.
             importlib.import_module("paceline.data.prepare").prepare(job.data)
-        return _watched(ranks, directory, group)
+        return _watched(ranks, directory, account, limits, group)
 
 
-def _watched(ranks: Ranks, directory: RunDirectory, group: WorkerGroup) -> GroupResult:
+def _watched(
+    ranks: Ranks, directory: RunDirectory, account: Account, limits: Limits, group: WorkerGroup
+) -> GroupResult:
     recovery, control = ranks.resolved.job.recovery, Control(directory.path)
     return watch(
         group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout),
         stop_seconds=float(recovery.grace), asked=lambda: f"control/{STOP}" if control.asked(STOP) else ranks.asked(),
-        check=directory.check_beat, tells=False,
+        check=directory.check_beat, tells=False, limits=limits, act=recovery.on_stall != "log", warn=account.suspicion,
     )  # fmt: skip
 
 

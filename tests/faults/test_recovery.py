@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,8 @@ import pytest
 from tests.cli.job import SMALL, TEXT
 from tests.faults import storm
 from tests.faults.storm import Storm
-from tests.pool.launch import Launcher
+from tests.pool.launch import TOKEN, Launcher
+from tests.pool.proc import carrying
 from tests.train.attempts import left
 
 from paceline.run.records import read_records
@@ -105,3 +107,14 @@ def test_a_killed_writer_costs_its_save_and_nothing_else(launch: Launcher, text:
     later = [r["step"] for r in records if r.get("state") == "durable" and r["step"] > failed[0]["step"]]
     assert later[-1] == 120 and not any(r["kind"] == "fault" for r in records)
     assert_nothing_left(launch, text, before)
+
+
+def test_a_signal_to_every_process_of_a_run_that_ends_is_no_reason_to_wait(launch: Launcher, text: Path) -> None:
+    running = launch.start([*WORDS, "run.steps=6"])
+    running.until("step 6/6", timeout=60)
+    for pid in carrying(TOKEN, launch.token):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+    done = running.wait(30)
+    assert done.returncode in (0, 75) and "were killed" not in done.stderr, done.stderr
+    assert (text / "runs/default/checkpoints/step-00000006/COMMIT").exists()

@@ -103,6 +103,7 @@ def watch(
     with group, Interrupts(asked) as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
         watched = _Watch(group, output, pipes, interrupts, start_seconds, stop_seconds, check, tells)
         if limits is not None or stall_seconds is not None:
+            watched.limit_is_given = limits is None or limits.fixed_seconds is not None
             watched.watchdog = Watchdog(
                 limits or Limits(stall_seconds), watched.looker, {w.rank: w.pid for w in group.workers},
                 waiting_seconds=stall_seconds or DEFAULT_STALL_SECONDS, act=act,
@@ -195,6 +196,7 @@ class _Watch:
         self.joined = start_seconds is None
         self.looker = Looker(group.folder, {worker.rank: worker.pid for worker in group.workers}, self._until)
         self.watchdog: Watchdog | None = None
+        self.limit_is_given = False
 
     def run(self) -> GroupResult:
         decision: Decision | None = None
@@ -235,19 +237,20 @@ class _Watch:
         self.pipes.drain()
         self.output.mute()
         views = self.looker.look([w.rank for w in self.group.live() if w.rank not in self._told()]).ranks
-        self._until(lambda: not self.group.live() or self._is_cause_known(), SETTLE_SECONDS)
+        looked_at = time.monotonic()
+        self._until(lambda: not self.group.live() or self._is_cause_known(looked_at), SETTLE_SECONDS)
         endings = self._endings()
         # No SIGTERM first: to a rank that trains it is a request to go on until the step is done, which never will be.
         self._end()
         stacks = {rank: view.stack or f"no stack: {view.sample.state}\n" for rank, view in views.items()}
         return decide.decide(endings, stacks, {r: v.seen for r, v in views.items() if v.seen is not None})
 
-    def _is_cause_known(self) -> bool:
-        """Whether a rank has failed by itself, and the others have had their moment since."""
+    def _is_cause_known(self, since: float) -> bool:
+        """Whether a rank has failed by itself, and the others have had their moment since (CLOCK_MONOTONIC)."""
         first = decide.first_failure(self._endings())
         if first is None or first.cause != "own" or (first.verdict is not None and is_plain(first.verdict)):
             return False
-        return time.monotonic() - first.time > KNOWN_SECONDS
+        return time.monotonic() - max(first.time, since) > KNOWN_SECONDS
 
     def _one_was_asked(self) -> bool:
         """Whether a worker has ended because it was asked to stop: by its verdict, or by a signal before it listened."""
@@ -291,6 +294,9 @@ class _Watch:
             if missing and now - self.group.started_at > self.start_seconds:
                 error = decide.not_started(self.start_seconds, missing, beats, len(self.group.workers))
                 return Decision(error, missing[0])
+            if missing and self.limit_is_given:
+                # The user's own limit is one of work; the start has another one.
+                return None
         stall = self.watchdog.tick([worker.rank for worker in live]) if self.watchdog is not None else None
         return decide.stalled(stall, len(self.group.workers)) if stall is not None else None
 

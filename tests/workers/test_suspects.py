@@ -142,13 +142,16 @@ def test_work_without_an_end_spins_and_work_that_moves_is_slow() -> None:
     before = asleep(1)
     busy = before._replace(sample=Sample(101, "R", "R", 2.0, 2.0))
     assert suspects.find(snapshot(busy, before=(before,)))[:3] == ("spinning", (1,), "busy")
+    # With many ranks on few processors it gets little of one, and is still no rank that sleeps.
+    starved = before._replace(sample=Sample(101, "R", "R", 1.15, 1.15))
+    assert suspects.find(snapshot(starved, before=(before,)))[:3] == ("spinning", (1,), "busy")
     elsewhere = busy._replace(stack=IN_JOB.replace("forward", "backward"))
-    assert suspects.find(snapshot(elsewhere, before=(before,)))[:3] == ("slow", (1,), "busy")
+    assert suspects.find(snapshot(elsewhere, before=(before,)))[:3] == ("slow", (1,), "works")
     # A compiler in a process of its own.
     compiler = Helper("cc1plus", Sample(7, "R", "R", 9.0, 9.0))
     waits = before._replace(helpers=(compiler,))
     started = before._replace(helpers=(compiler._replace(sample=Sample(7, "R", "R", 8.0, 8.0)),))
-    assert suspects.find(snapshot(waits, before=(started,)))[:3] == ("slow", (1,), "busy")
+    assert suspects.find(snapshot(waits, before=(started,)))[:3] == ("slow", (1,), "works")
 
 
 def test_a_stuck_loader_is_named_with_its_worker_and_line() -> None:
@@ -187,6 +190,10 @@ def test_waiting_ranks_are_consequences() -> None:
     barrier = view(0, waiting=True, stack=IN_JOB)
     started = view(1, stack=IN_JOB)
     assert suspects.find(snapshot(barrier, started, asleep(2))).ranks == (2,)
+    # In a receive of a pipeline, which the engine does not record.
+    receives = IN_JOB.replace("/home/u/job.py", "/p/src/paceline/parallel/pipeline/passes.py", 1)
+    pipeline = [view(rank, seen=history(4), stack=receives) for rank in (0, 1)]
+    assert suspects.find(snapshot(*pipeline, asleep(2))).ranks == (2,)
 
 
 def test_without_a_word_of_the_engine_those_least_far_are_behind() -> None:

@@ -1,6 +1,6 @@
 """How long a rank may be silent before it counts as stalled: learned from what its run has shown, section by section.
 
-A step, and a wait for data, may take 4.5 times the 99th percentile of those seen and at least 2.5 s: with the supervisor's
+A step, and a wait for data, may take 4.4 times the 99th percentile of those seen and at least 2.3 s: with the supervisor's
 own looks that is under five times, and under 3 s. The first steps of a process count apart (`heartbeat.FIRST_STEPS`). Other
 sections may take five times the longest one seen. Where the cause of a silence is not sure the limit is logged first, and
 acted on later: a missed stall costs a bounded time, a false one a restart of a sound run.
@@ -13,11 +13,12 @@ from typing import Literal
 
 from paceline.workers.durations import NONE, SECTIONS, Durations, Section
 
-Doubt = Literal["none", "asleep", "busy", "storage"]
-"""How sure a verdict is: certain; the rank behind does nothing; it works; it waits for a disk or a network."""
+Doubt = Literal["none", "asleep", "busy", "storage", "works"]
+"""How sure a verdict is: certain; the rank behind does nothing; it is busy at one place; it waits for a disk or a network; it
+works and gets on, as a compiler does."""
 
-STEP_FLOOR_SECONDS = 2.5
-STEP_FACTOR = 4.5
+STEP_FLOOR_SECONDS = 2.3
+STEP_FACTOR = 4.4
 ASLEEP_FACTOR = 12.0
 """Of the 99th percentile: a step of ten times the usual length that only sleeps is no stall."""
 FLOOR_SECONDS = 60.0
@@ -38,7 +39,7 @@ STARTING_SECONDS: Mapping[Section, float] = {
 }
 """Before anything is seen."""
 
-PATIENCE: Mapping[Doubt, float] = {"none": 1.0, "asleep": 1.0, "busy": 4.0, "storage": 10.0}
+PATIENCE: Mapping[Doubt, float] = {"none": 1.0, "asleep": 1.0, "busy": 4.0, "storage": 10.0, "works": 10.0}
 """How many times a section's limit is waited for before a doubtful verdict is acted on."""
 FORGIVENESS = 4.0
 
@@ -103,7 +104,8 @@ class Limits:
             # Nothing that works is silent and idle for minutes; work that waits for storage is another doubt.
             limit = self._of_steps(section, ASLEEP_FACTOR) if section in ("step", "data") else self.of(section)
             return self._patience * min(limit, FLOOR_SECONDS) if section == "compile" else self._patience * limit
-        return self._patience * PATIENCE[doubt] * self.of(section)
+        limit = PATIENCE[doubt] * self.of(section)
+        return self._patience * (max(limit, STARTING_SECONDS["compile"]) if doubt == "works" else limit)
 
     def look_seconds(self, section: Section) -> float:
         """Seconds of silence after which a first look is taken, so that a second one has something to compare with."""

@@ -22,10 +22,12 @@ Kind = Literal[
 ]  # fmt: skip
 PULSE_SILENT_SECONDS = 1.2
 """Six periods: a thread that wakes five times a second is late on a busy machine, not that late."""
-BUSY_SHARE = 0.5
-"""Of one processor: a rank below it waits for something."""
+BUSY_SHARE = 0.1
+"""Of one processor: what waits uses none, and what works gets its share even where many ranks share few processors."""
 _HABIT = 4
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_NAMED_HELPERS = ("loader worker", "checkpoint writer")
+_OWN_WAITS = "/paceline/parallel/"
 _COMMUNICATION = ("torch/distributed/", "workers/barrier.py")
 _OF_ANY_SIZE = ("scatter", "gather", "all_to_all", "alltoall", "send", "recv")
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "importlib")
@@ -118,8 +120,9 @@ def waits(view: RankView) -> bool:
     frames = main_frames(view.stack)
     if frames and any(part in frames[0][0] for part in _COMMUNICATION):
         return True
-    # Waiting for an operation that was started before is native code without a frame of its own.
-    running = bool(view.seen is not None and view.seen.running)
+    # Waiting for an operation that was started before is native code without a frame of its own; sends and receives of a
+    # pipeline are not recorded.
+    running = bool(view.seen is not None and view.seen.running) or bool(frames and _OWN_WAITS in frames[0][0])
     return running and (not frames or not view.sample.waits_in or "futex" in view.sample.waits_in)
 
 
@@ -131,7 +134,7 @@ def _alone(rank: int, snapshot: Snapshot) -> Finding:
     if view.sample.state in ("Z", "X", GONE):
         return Finding("dead", (rank,), "none", f"its process has ended (state {view.sample.state})")
     if view.pulse_age is not None and view.pulse_age > PULSE_SILENT_SECONDS and view.sample.main_state != "D":
-        share = max(share, _helpers_share(view, before, snapshot.seconds))
+        share += _beside(view, before, snapshot.seconds)
         burns = f"its process uses {share:.0%} of a processor" if share >= BUSY_SHARE else "its process is idle"
         said = f"holds the interpreter's lock{at}: no other thread of it has run for {view.pulse_age:.1f} s, {burns}"
         return Finding("gil", (rank,), "busy" if share >= BUSY_SHARE else "asleep", said)
@@ -139,15 +142,15 @@ def _alone(rank: int, snapshot: Snapshot) -> Finding:
         return _loader(rank, view, before, snapshot.seconds)
     if view.section == "save" or "D" in (view.sample.state, view.sample.main_state):
         return _storage(rank, view, before)
-    if share >= BUSY_SHARE:
+    if share >= BUSY_SHARE or (before is not None and view.sample.main_state == before.sample.main_state == "R"):
         if before is not None and _function(before) == _function(view):
             said = f"works{at} without an end: {share:.0%} of a processor, always in the same function"
             return Finding("spinning", (rank,), "busy", said)
-        return Finding("slow", (rank,), "busy", f"works{at}: {share:.0%} of a processor, and its stack changes")
-    if _helpers_share(view, before, snapshot.seconds) >= BUSY_SHARE:
-        return Finding("slow", (rank,), "busy", f"waits{at} for a process of its own that works")
+        return Finding("slow", (rank,), "works", f"works{at}: {share:.0%} of a processor, and its stack changes")
+    if _beside(view, before, snapshot.seconds) >= BUSY_SHARE:
+        return Finding("slow", (rank,), "works", f"waits{at} for a process of its own that works")
     if before is not None and before.stack and view.stack and main_thread(before.stack) != main_thread(view.stack):
-        return Finding("slow", (rank,), "busy", f"is idle{at}, but its stack changes")
+        return Finding("slow", (rank,), "works", f"is idle{at}, but its stack changes")
     waits_in = f", in the kernel in {view.sample.waits_in}" if view.sample.waits_in else ""
     return Finding("missing-collective", (rank,), "asleep", f"does nothing{at}{waits_in}")
 
@@ -359,20 +362,23 @@ def _function(view: RankView) -> tuple[str, str] | None:
 
 
 def _share(view: RankView, before: RankView | None, seconds: float) -> float:
-    """Processors that a rank's main thread, or where it holds the lock any thread, has used since."""
+    """Processors that a rank's main thread has used since."""
     if before is None or seconds <= 0:
         return 0.0
     main = view.sample.main_cpu_seconds - before.sample.main_cpu_seconds
     return max(0.0, main / seconds)
 
 
-def _helpers_share(view: RankView, before: RankView | None, seconds: float) -> float:
+def _beside(view: RankView, before: RankView | None, seconds: float) -> float:
+    """Processors that its other threads and the processes below it have used since: a compiler, but no loader or writer."""
     if before is None or seconds <= 0:
         return 0.0
     old = {helper.sample.pid: helper.sample.cpu_seconds for helper in before.helpers}
-    whole = view.sample.cpu_seconds - before.sample.cpu_seconds
-    used = sum(h.sample.cpu_seconds - old.get(h.sample.pid, h.sample.cpu_seconds) for h in view.helpers)
-    return max(0.0, (whole + used) / seconds)
+    threads = view.sample.cpu_seconds - before.sample.cpu_seconds
+    threads -= view.sample.main_cpu_seconds - before.sample.main_cpu_seconds
+    others = [helper for helper in view.helpers if not helper.name.startswith(_NAMED_HELPERS)]
+    used = sum(h.sample.cpu_seconds - old.get(h.sample.pid, h.sample.cpu_seconds) for h in others)
+    return max(0.0, (threads + used) / seconds)
 
 
 def _helper_text(helper: Helper) -> str:

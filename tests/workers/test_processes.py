@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import JobError, PacelineError
-from paceline.prove import trial
+from paceline.rehearsal import trial
 from paceline.workers import processes
 
 TREE = """

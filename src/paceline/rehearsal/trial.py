@@ -1,4 +1,4 @@
-"""One run of a proof: to its end, or killed once a checkpoint is durable; and a copy of its folder to go on from."""
+"""One run beside the user's own: to its end, or killed once a checkpoint is durable; and a copy of its folder to go on from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.checkpoint.folders import step_folder, step_of
 from paceline.checkpoint.manifest import COMMIT_FILE
@@ -21,19 +21,62 @@ _POLL_SECONDS = 0.005
 _TAIL_LINES = 12
 
 
+class Ended(NamedTuple):
+    """How a command ended.
+
+    code: its exit code; negative for a signal, None where it was ended here at its time limit. document: its JSON.
+    began: seconds since 1970. killed: processes that were ended here.
+    """
+
+    name: str
+    code: int | None
+    document: dict[str, Any] | None
+    log: Path
+    began: float
+    seconds: float
+    killed: int = 0
+
+    def failure(self) -> PacelineError:
+        """What it came to, as an error with its exit code and where its output is."""
+        return _failure(self.name, self.code, self.document, self.log)
+
+
+def run_once(
+    run_dir: Path,
+    words: Sequence[str],
+    *,
+    part: str = "",
+    module: str = "paceline",
+    env: Mapping[str, str] | None = None,
+    limit_seconds: float | None = None,
+) -> Ended:
+    """`paceline train` in `run_dir`, whatever it comes to. What it prints goes into `<run_dir><part>.log`.
+
+    Args:
+        module: run instead of `paceline`, with the same words.
+        env: variables beside those of this process.
+        limit_seconds: it is ended with all its processes where it takes longer.
+    """
+    out, log = _outputs(run_dir, part)
+    began, clock, killed = time.time(), time.monotonic(), 0
+    with started(_train(run_dir, words), out, log, module=module, env=env) as process:
+        try:
+            code: int | None = process.wait(limit_seconds)
+        except subprocess.TimeoutExpired:
+            code, killed = None, kill_all(process)
+    return Ended(run_dir.name, code, _document(out), log, began, time.monotonic() - clock, killed)
+
+
 def run_to_end(run_dir: Path, words: Sequence[str]) -> dict[str, Any]:
     """`paceline train` in `run_dir`; returns its summary. What it prints goes into `<run_dir>.log`.
 
     Raises:
         PacelineError: what it came to, with its exit code.
     """
-    out, log = _outputs(run_dir)
-    with started(_train(run_dir, words), out, log) as process:
-        code = process.wait()
-    document = _document(out)
-    if code != 0 or document is None:
-        raise _failure(run_dir.name, code, document, log)
-    return document
+    ended = run_once(run_dir, words)
+    if ended.code != 0 or ended.document is None:
+        raise ended.failure()
+    return ended.document
 
 
 def run_until_killed(run_dir: Path, words: Sequence[str], step: int) -> int:
@@ -88,8 +131,8 @@ def _train(run_dir: Path, words: Sequence[str]) -> list[str]:
     return ["train", *words, f"run.name={json.dumps(run_dir.name)}", "--json"]
 
 
-def _outputs(run_dir: Path) -> tuple[Path, Path]:
-    return run_dir.with_name(f"{run_dir.name}.json"), run_dir.with_name(f"{run_dir.name}.log")
+def _outputs(run_dir: Path, part: str = "") -> tuple[Path, Path]:
+    return run_dir.with_name(f"{run_dir.name}{part}.json"), run_dir.with_name(f"{run_dir.name}{part}.log")
 
 
 def _document(out: Path) -> dict[str, Any] | None:
@@ -105,12 +148,12 @@ def _failure(name: str, code: int | None, document: dict[str, Any] | None, log: 
     told = (document or {}).get("error")
     if told:
         error = from_record({**told, "hint": told.get("next")})
-        error.message = f"the run {name!r} of this proof ended with exit code {code}: {error.message}"
+        error.message = f"the run {name!r} beside the job ended with exit code {code}: {error.message}"
         error.values |= {"run": name, "exit": code, "log": str(log)}
         return error
     tail = "\n  ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
     return PacelineError(
-        f"the run {name!r} of this proof ended with exit code {code} and without a verdict; its last lines:\n  {tail}",
+        f"the run {name!r} beside the job ended with exit code {code} and without a verdict; its last lines:\n  {tail}",
         values={"run": name, "exit": code, "log": str(log)},
         hint=f"All that it printed is in {log}.",
     )

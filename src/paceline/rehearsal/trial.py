@@ -1,4 +1,4 @@
-"""One run beside the user's own: to its end, or killed once a checkpoint is durable; and a copy of its folder to go on from."""
+"""A run beside the user's own: to its end, or killed once a checkpoint is durable; and a copy of it to go on from."""
 
 from __future__ import annotations
 

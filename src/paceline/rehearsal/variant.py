@@ -1,4 +1,4 @@
-"""The jobs of a rehearsal: the user's own with what a comparison needs, and what must change where it runs otherwise. No torch."""
+"""Jobs of a rehearsal: the user's own with what a comparison needs, and what must change to run elsewhere. No torch."""
 
 from __future__ import annotations
 

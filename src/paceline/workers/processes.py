@@ -32,7 +32,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 def started(
     words: Sequence[str], out: Path, log: Path, *, module: str = "paceline", env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m MODULE WORDS` in a session of its own, stdout into `out` and stderr into `log`. Nothing of it is left behind.
+    """`python -m MODULE WORDS` in a session of its own, stdout into `out` and stderr into `log`. Nothing of it stays.
 
     Args:
         env: variables beside those of this process.
@@ -58,9 +58,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> int:
         PacelineError: one of them did not go.
     """
     tree = descendants(process.pid)
-    for pid in tree:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    end(tree)
     process.wait()
     deadline = time.monotonic() + GONE_SECONDS
     while left := [pid for pid in tree if pid != process.pid and _lives(pid)]:
@@ -72,6 +70,24 @@ def kill_all(process: subprocess.Popen[bytes]) -> int:
             )
         time.sleep(0.01)
     return len(tree)
+
+
+def end(pids: Sequence[int]) -> None:
+    """SIGKILL to processes, as far as they are there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def carrying(*texts: bytes) -> list[int]:
+    """Processes whose environment holds all of these texts; none are seen where the system does not show environments."""
+    found = []
+    for pid, _ in _pairs():
+        with contextlib.suppress(OSError):
+            environment_of = Path(f"/proc/{pid}/environ").read_bytes()
+            if all(text in environment_of for text in texts):
+                found.append(pid)
+    return found
 
 
 def descendants(pid: int) -> list[int]:

@@ -20,6 +20,7 @@ from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.run.records import Fault, RunFinished, read_records
 from paceline.train.shared_run import open_run, worker_environment
+from paceline.train.stragglers import stragglers_watched
 from paceline.workers import affinity
 from paceline.workers.start import WorkerGroup, plan_here, start
 from paceline.workers.watch import GroupResult, watch
@@ -90,7 +91,8 @@ def _run_workers(resolved: Resolved, directory: RunDirectory, words: list[str], 
         # The workers import torch meanwhile; a wrong source is told before they are done, progress on a real terminal.
         # Loaded here, since numpy would cost a command that only explains.
         importlib.import_module("paceline.data.prepare").prepare(job.data)
-        return _watched(resolved, group)
+        with stragglers_watched(directory, resolved.layout, _say):
+            return _watched(resolved, group)
 
 
 def _watched(resolved: Resolved, group: WorkerGroup) -> GroupResult:

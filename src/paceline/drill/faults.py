@@ -40,7 +40,7 @@ FAULTS = (
     Fault("slow-rank", "a rank sleeps in its own work of every step", ranks=2, named=("compute",), alive=True),
     Fault("slow-cpu", "a rank gets half a CPU", ranks=2, named=("compute",), alive=True),
     Fault("slow-data", "a rank's batches come late in every step", ranks=2, named=("data",), alive=True),
-    Fault("slow-link", "the network between the ranks gets slow", ranks=2, alive=True, blames=False),
+    Fault("slow-link", "the network between the ranks gets slow", ranks=2, named=("link",), alive=True, blames=False),
     Fault("preemption", "SIGTERM to one rank, then the same command again", ends="preempted"),
     Fault("corrupted-checkpoint", "a bit of the newest checkpoint is flipped, then the same command again",
           strikes="checkpoint", blames=False),

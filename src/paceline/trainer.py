@@ -53,6 +53,7 @@ from paceline.run.directory import RunDirectory
 from paceline.run.records import RunFinished, RunStarted, Step
 from paceline.telemetry.config import TelemetrySection
 from paceline.train import loop
+from paceline.train.begin_and_end import end_early
 from paceline.train.keep import Keeper
 from paceline.train.keeping import make_keeper, make_room, tell_start
 from paceline.train.observe import RunObserver
@@ -63,9 +64,12 @@ from paceline.train.startup import host_barrier, make_optimizer, world_group
 from paceline.train.state import TrainingState
 from paceline.train.step import Batch, Forward, Loss, TrainStep, on_device
 from paceline.train.window import WindowFacts
+from paceline.workers import stop
+from paceline.workers.config import RecoverySection
 from paceline.workers.rendezvous import World, join
 
 COLLECTIVE_SECONDS = 600.0
+GRACE_SECONDS = float(RecoverySection().grace)
 SECTIONS: dict[str, type[Section]] = {
     "optimizer": OptimizerSection,
     "parallel": ParallelSection,
@@ -167,7 +171,11 @@ class Trainer:
         )
 
     def fit(self, steps: int) -> dict[str, Any]:
-        """Train for `steps` optimizer steps; returns `steps`, `loss`, `grad_norm`, `evals`, `samples_per_second`."""
+        """Train for `steps` optimizer steps; returns `steps`, `loss`, `grad_norm`, `evals`, `samples_per_second`.
+
+        Raises:
+            Preempted: Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 came to any rank, or `paceline stop`; the state is saved.
+        """
         for _ in self.steps(steps):
             pass
         return self._summary
@@ -176,6 +184,9 @@ class Trainer:
         """Train for `steps` optimizer steps, yielding the record of each.
 
         Leaving early ends the attempt there, without a save: the next one goes on from the last checkpoint.
+
+        Raises:
+            Preempted: as `fit`.
         """
         world = join_once()
         directory = self._open(world, steps)
@@ -188,13 +199,18 @@ class Trainer:
             telemetry=TelemetrySection(),
         )  # fmt: skip
         outcome = loop.Outcome(steps=session.start_step)
-        with directory, observer, closing(self._keeper(session, world, directory, plan, layout, observer)) as keeper:
+        with (
+            directory, observer, stop.noted(),
+            closing(self._keeper(session, world, directory, plan, layout, observer)) as keeper,
+        ):  # fmt: skip
             session.keeper = keeper
             try:
                 if session.is_writer:
                     observer.write(self._started(session, directory, plan, layout))
                     tell_start(session, observer)
                 yield from loop.iterate(session, self._policy, observer, outcome)
+                if outcome.stopped:
+                    raise end_early(session, keeper, observer, outcome, GRACE_SECONDS)
                 if isinstance(session.batches, IterableLoader) and (ended := session.batches.report()):
                     observer.say(ended)
                 keeper.finish(outcome.steps, outcome.evals)

@@ -31,8 +31,11 @@ TEN = TEXT[:330]
 class SavesNothing:
     """In a keeper's place, for attempts that are only to be begun."""
 
-    def votes(self, step: int) -> tuple[float, float]:
-        return NO_VOTES[0], NO_VOTES[1]
+    def votes(self, step: int) -> tuple[float, ...]:
+        return NO_VOTES
+
+    def stops(self, step: int, result: StepResult) -> bool:
+        return False
 
     def wants(self, *_: Any) -> bool:
         return False

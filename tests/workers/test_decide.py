@@ -119,11 +119,11 @@ def test_a_stall_names_rank_step_phase_and_state() -> None:
 
 
 def test_interruptions_say_by_what() -> None:
-    error: PacelineError = decide.interrupted(2, [1], 10.0)
+    error: PacelineError = decide.interrupted("Ctrl-C", [1], 10.0)
     assert isinstance(error, Interrupted) and "interrupted by Ctrl-C; nothing was saved; ranks 1 did not stop" in str(
         error
     )
-    assert "signal 15 (SIGTERM)" in str(decide.interrupted(15, [], 10.0))
+    assert "interrupted by SIGTERM; nothing was saved" in str(decide.interrupted("SIGTERM", [], 10.0))
 
 
 def test_the_words_of_the_engine_are_known() -> None:

@@ -121,6 +121,9 @@ def test_the_sections_take_auto_and_units() -> None:
             build({"launch": LaunchSection}, {key: Setting(value, "t")})
     with pytest.raises(JobError, match="no unit"):
         build({"recovery": RecoverySection}, {"recovery.stall_timeout": Setting(60, "t")})
+    for key, text in {"max_restarts": -1, "grace": "0s", "on_stall": "wait", "backoff": "soon"}.items():
+        with pytest.raises(JobError, match=key if text != "0s" else "leaves no time to save"):
+            build({"recovery": RecoverySection}, {f"recovery.{key}": Setting(text, "t")})
 
 
 def test_signals_are_told_by_number_name_and_meaning() -> None:

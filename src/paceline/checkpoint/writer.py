@@ -26,6 +26,7 @@ from paceline.checkpoint.inbox import Inbox
 from paceline.checkpoint.link import Closed, Link, to_rank
 from paceline.checkpoint.messages import Cancel, Done, Event, FromRank, FromWriter, Hello, NextCame, SetUp, Staged
 from paceline.errors import from_record
+from paceline.workers.signals import disregard
 
 SEND_SECONDS = 5.0
 
@@ -209,8 +210,8 @@ def main() -> None:
     given = parser.parse_args()
     _take_cpus_of(given.cpus_of)
     # It ends with its ranks and not before: a scheduler that signals every process must not cost the last save.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    disregard()
     Writer(socket.socket(fileno=given.listen), socket.socket(fileno=given.first), given.lock).serve()
 
 

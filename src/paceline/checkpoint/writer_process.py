@@ -18,6 +18,7 @@ from paceline.checkpoint import writer_lock
 from paceline.checkpoint.exchange import KeyValueStore, await_key
 from paceline.checkpoint.link import Link, to_writer
 from paceline.checkpoint.messages import FromWriter
+from paceline.workers.signals import held_back
 
 COMMAND = (sys.executable, "-m", "paceline.checkpoint.writer")
 BACKLOG = 128
@@ -47,15 +48,16 @@ class WriterProcess:
             given = {"--listen": listener.fileno(), "--first": theirs.fileno(), "--lock": lock}
             descriptors = {name: descriptor for name, descriptor in given.items() if descriptor is not None}
             words = [str(word) for pair in descriptors.items() for word in pair]
-            self.process = subprocess.Popen(
-                [*command, *words, "--cpus-of", str(os.getppid())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=tuple(descriptors.values()),
-                # What ends the ranks must not end the save: a session of its own hears no signal of theirs.
-                start_new_session=True,
-            )
+            with held_back():
+                self.process = subprocess.Popen(
+                    [*command, *words, "--cpus-of", str(os.getppid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    pass_fds=tuple(descriptors.values()),
+                    # What ends the ranks must not end the save: a session of its own hears no signal of theirs.
+                    start_new_session=True,
+                )
         if lock is not None:
             writer_lock.name_holder(lock, self.process.pid)
             os.close(lock)

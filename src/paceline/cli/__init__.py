@@ -23,6 +23,8 @@ COMMANDS = {
     "drill": "prove that a job survives: kill, stall, preempt, corrupt, resume, compare",
     "doctor": "find what is wrong with a machine or a job before it costs money",
     "report": "explain a run",
+    "stop": "end a live run after its present step, its state saved",
+    "save": "have a live run save after its present step, and go on",
     "generate": "continue a text with a trained model",
     "checkpoint": "list, verify, convert, export or import checkpoints",
     "data": "prepare or inspect the token shards",

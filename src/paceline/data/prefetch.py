@@ -21,6 +21,7 @@ from paceline.data.collate import Batch, StepShape
 from paceline.data.shared import IN_USE_BUFFERS, Buffer, Layout, copied, new_buffer_file
 from paceline.data.worker import MARK
 from paceline.errors import DataError, WorkerFailed, from_record
+from paceline.workers.signals import held_back
 
 _END_SECONDS = 1.0
 _HINTS = {
@@ -243,18 +244,16 @@ def _start(number: int, setup: dict[str, Any], buffers: int, *, ready: bool) -> 
     ours, theirs = socket.socketpair()
     handles = [new_buffer_file() for _ in range(buffers)]
     command = [sys.executable, "-m", "paceline.data.worker", str(theirs.fileno())]
-    stopping = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # inherited: no gap until the worker ignores them
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno() if _has_handle(sys.stderr) else None,  # stdout is for the command's own result
-            env=_environment(),
-            pass_fds=[theirs.fileno(), *handles],
-        )
+        with held_back():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_handle(sys.stderr) else None,  # stdout is for the command's own result
+                env=_environment(),
+                pass_fds=[theirs.fileno(), *handles],
+            )
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
     worker = _Worker(number, process, Channel(ours), [Buffer(h) for h in handles], ready, list(range(buffers)))
     with contextlib.suppress(OSError):  # a worker that is gone is seen at the first `take`

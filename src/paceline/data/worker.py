@@ -1,8 +1,8 @@
 """A loader worker: `python -m paceline.data.worker FD`. Started by `prefetch`, which is the other end of the pipe.
 
-It imports no torch (unless the dataset does), so it is there in a fraction of a second. It ignores SIGINT and
-SIGTERM: the rank decides when to stop, and ends its workers by closing the pipe. Should the rank die, the pipe closes
-as well.
+It imports no torch (unless the dataset does), so it is there in a fraction of a second. It ignores the signals that
+ask a run to stop: the rank decides when, and ends its workers by closing the pipe. Should the rank die, the pipe
+closes as well.
 
 It gets a setup and then a message for each step wanted; it answers that it is ready, then for each step that it lies
 in a buffer (or, where shared memory is full, the batches themselves), or how it failed. See `channel`.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import socket
 import sys
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 from paceline.data.channel import FAILED, MADE, READY, SENT, Channel
 from paceline.errors import PacelineError
 from paceline.workers.affinity import rank_cpus
+from paceline.workers.signals import disregard
 
 MARK = "PACELINE_LOADER_WORKER"
 _WATCH_SECONDS = 0.5
@@ -36,9 +36,7 @@ def inside_worker() -> bool:
 
 def main(argument: str) -> None:
     """Serve steps until the other end closes."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    disregard()
     _use_the_whole_mask()
     _yield_to_the_rank()
     channel = Channel(socket.socket(fileno=int(argument)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import signal
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -33,7 +32,7 @@ def in_worker(without: str) -> Switch | None:
     """What switches a protection off that ranks have; called at each heartbeat until it is done. None for the others."""
     return {
         "checksums": _believe_checkpoints,
-        "stop-handler": _forget_handler,
+        "stop-handler": _be_deaf,
         "finite-check": _take_every_step,
         "failed-save-policy": _die_of_failed_saves,
         "straggler-watch": lambda: True,
@@ -60,11 +59,10 @@ def _believe_checkpoints() -> bool:
     return True
 
 
-def _forget_handler() -> bool:
-    """At every beat: the handler comes at a moment that this one does not know."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)
-    return False
+def _be_deaf() -> bool:
+    stop: Any = importlib.import_module("paceline.workers.stop")
+    stop.listen = lambda leave: None
+    return True
 
 
 def _take_every_step() -> bool:

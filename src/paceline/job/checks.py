@@ -22,6 +22,11 @@ class _Rule(NamedTuple):
     hint: str
 
 
+def _without_restarts(key: str, value: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether `key` asks for a restart that `max_restarts` rules out."""
+    return lambda v: v["recovery.max_restarts"] == 0 and v[key] == value
+
+
 _RULES = (
     *(
         _Rule(
@@ -91,6 +96,21 @@ _RULES = (
         lambda v: v["optimizer.bad_step"] == "stop",
         "has no effect with bad_step = stop, which ends the run at the first one",
         "Remove it, or set optimizer.bad_step=skip.",
+    ),
+    _Rule(
+        "recovery.backoff",
+        lambda v: v["recovery.max_restarts"] < 2,
+        "has no effect with max_restarts = {recovery.max_restarts}: the first restart follows at once",
+        "Remove it, or set recovery.max_restarts to 2 or more.",
+    ),
+    *(
+        _Rule(
+            f"recovery.{key}",
+            _without_restarts(f"recovery.{key}", value),
+            f"{value} has no effect with max_restarts = 0, which never starts again",
+            "Remove it, or set recovery.max_restarts to 1 or more.",
+        )
+        for key, value in (("on_stall", "restart"), ("on_straggler", "restart-without"))
     ),
 )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from paceline.parallel.layout import SHARDS, Layout, axes_name
 from paceline.parallel.strategy import Collective
 
-VOTES = ("save", "busy")
-"""What ranks tell each other with every step: that a save is due, and that the one before is still being written."""
+VOTES = ("save", "busy", "stop")
+"""What ranks tell each other with every step: that a save is due, that the one before is still being written, and that
+somebody has asked this rank to stop."""
 
 CONTROL_BYTES = 8 * (2 + len(VOTES))
 """Loss sum, weight and votes, in float64."""

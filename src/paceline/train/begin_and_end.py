@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import resource
 import sys
+import time
 from contextlib import nullcontext
 from typing import cast
 
@@ -14,17 +15,21 @@ from paceline import __version__
 from paceline.data.bigram import bigram_loss
 from paceline.data.config import HELD_OUT
 from paceline.data.prepare import PreparedData
+from paceline.errors import Preempted
 from paceline.job.resolve import Resolved
 from paceline.model.generate import generate
 from paceline.model.spec import parameter_count
 from paceline.model.transformer import Decoder
+from paceline.parallel.collectives import gather_objects
 from paceline.parallel.context.apply import whole_sequences
 from paceline.run.directory import RunDirectory
 from paceline.run.records import Derivation, RunFinished, RunStarted
 from paceline.train import shared_run
 from paceline.train.evaluate import eagerly
+from paceline.train.keep import Keeper
 from paceline.train.loop import Outcome
 from paceline.train.observe import RunObserver
+from paceline.train.requests import preempted
 from paceline.train.session import Session
 
 SAMPLE_TOKENS = 240
@@ -89,6 +94,36 @@ def finish(
         beside = "" if bigram is None else f"; a bigram model fitted on the same text has {bigram:.4f}"
         observer.say(f"eval loss {outcome.evals[HELD_OUT]:.4f} nats per token{beside}")
     observer.say(sample)
+
+
+def end_early(session: Session, keeper: Keeper, observer: RunObserver, outcome: Outcome, grace: float) -> Preempted:
+    """See to it that the save of a run that was asked to stop is durable; returns the error that the attempt ends with.
+
+    Called by all ranks, which return together.
+
+    Args:
+        grace: seconds from the request until the end of the run that are promised.
+
+    Raises:
+        PacelineError: the state could not be written.
+    """
+    began = time.monotonic()
+    heard = gather_objects(keeper.heard(), session.group)
+    keeper.stop(outcome.steps)
+    # On the host first: ranks of different hosts may be further apart here than a collective waits.
+    session.wait_for_all()
+    waited = max(gather_objects(time.monotonic() - began, session.group))
+    error = preempted(outcome.steps, heard, waited, grace)
+    if session.is_writer:
+        rate = outcome.tokens_per_second
+        observer.write(
+            RunFinished(
+                step=outcome.steps, exit=error.exit_code, reason=error.message, steps=outcome.steps,
+                samples=outcome.steps * session.samples_per_step, loss=outcome.loss, tokens=outcome.tokens,
+                seconds=outcome.seconds, tokens_per_second=rate, mfu=session.mfu(rate) if rate else None,
+            )
+        )  # fmt: skip
+    return error
 
 
 def sample_text(resolved: Resolved, data: PreparedData, session: Session) -> str:

@@ -1,7 +1,7 @@
 """When a run saves and what becomes of it: the policy between the loop, which offers every step, and the saver.
 
-That a save is due is rank 0's to say, that the one before is still being written every host's. Both travel with the
-step's own sum, so all ranks save at the same step without a word more.
+That a save is due is rank 0's to say, that the one before is still being written every host's, that the run is to stop any
+rank's. All of it travels with the step's own sum, so all ranks save at the same step without a word more.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from paceline.checkpoint.saver import Saver
 from paceline.checkpoint.schedule import Schedule
 from paceline.errors import PacelineError
 from paceline.run.records import Checkpoint, Record
+from paceline.train.requests import Heard, Requests
 from paceline.train.save_cost import SaveMeter
 from paceline.train.step import StepResult
 from paceline.workers.heartbeat import beat
@@ -49,6 +50,7 @@ class Keeper:
         last_step: the step of the final save, which `finish` makes.
         start_step: the step that the attempt begins after. has_start: whether a checkpoint of it is in `place`.
         timeout_seconds: how long a save may be in flight.
+        requests: to this rank.
         best_of: eval set whose best loss so far is saved besides; None for none. best: that loss.
     """
 
@@ -67,6 +69,7 @@ class Keeper:
         start_step: int,
         has_start: bool,
         timeout_seconds: float,
+        requests: Requests | None = None,
         best_of: str | None = None,
         best: float | None = None,
     ) -> None:
@@ -76,20 +79,26 @@ class Keeper:
         self._failed_step = -1
         self._has_start = has_start
         self._timeout_seconds = timeout_seconds
+        self._requests = requests or Requests(None)
+        self._asked_step: int | None = None
         self._best_of, self.best = best_of, best
         self._meter = SaveMeter()
         self._stall_seconds = 0.0
         self._waited_seconds = 0.0
         self._skipped = 0
 
-    def votes(self, step: int) -> tuple[float, float]:
+    def votes(self, step: int) -> tuple[float, ...]:
         """This rank's part of what is agreed in the step that comes, the first being 0."""
-        due = self._rank == 0 and step + 1 < self._last_step and self._schedule.due(step + 1, time.monotonic())
-        return float(due), float(self._saver.busy())
+        due = self._rank == 0 and step + 1 < self._last_step and self._due(step + 1)
+        return float(due), float(self._saver.busy()), float(self._requests.wants_stop())
+
+    def stops(self, step: int, result: StepResult) -> bool:
+        """Whether all ranks save after `step` and end there; in the last step they end anyhow."""
+        return bool(result.votes[2]) and step < self._last_step
 
     def wants(self, step: int, result: StepResult, seconds: float, evals: Mapping[str, float] | None) -> bool:
         """Whether all ranks save after optimizer step number `step`, counted from 1; `evals` are those of this step."""
-        due, busy = result.votes
+        due, busy, _ = result.votes
         if step == self._start_step + 1:
             # Now, so that a lack of memory shows early and the first save is as short as the others.
             self._saver.prepare()
@@ -122,6 +131,22 @@ class Keeper:
         if not is_saved:
             self._save(step, evals, final=True)
             self._wait(step, required=True)
+        self._requests.stopped()
+
+    def heard(self) -> Heard | None:
+        """What this rank heard of a request to stop."""
+        return self._requests.heard()
+
+    def stop(self, step: int) -> None:
+        """The end of a run that was asked to stop and whose save after `step` is in flight.
+
+        Raises:
+            PacelineError: it could not be written; on every rank.
+        """
+        self._wait(step, required=True)
+        if self._rank == 0:
+            self._schedule.ended()
+        self._requests.stopped()
 
     def close(self) -> None:
         """End what the saver holds."""
@@ -141,12 +166,20 @@ class Keeper:
             Checkpoint(step=event.step, state=event.state, path=self._path(event), bytes=event.size_bytes,
                        seconds=event.seconds or 0.0, blocked_seconds=blocked, reason=reason)
         )  # fmt: skip
+        if event.state in ("durable", "failed") and event.step == self._asked_step:
+            self._asked_step = None
+            self._requests.saved()
         if event.state == "failed":
             self._voice.say(f"warning: the checkpoint of step {event.step} was NOT saved, training goes on: {reason}")
         elif event.state == "durable" and event.seconds is not None:
             news = self._schedule.measured(self._meter.cost(self._stall_seconds, event.seconds))
             if news:
                 self._voice.say(news)
+
+    def _due(self, step: int) -> bool:
+        # The schedule counts its calls: asked in every step, whatever else wants a save.
+        scheduled = self._schedule.due(step, time.monotonic())
+        return scheduled or self._requests.wants_save()
 
     def _path(self, event: Event) -> str:
         return f"{self._place.rstrip('/')}/{event.folder or step_folder(event.step)}"
@@ -184,6 +217,7 @@ class Keeper:
         self._stall_seconds = time.perf_counter() - began
         self._saved_step = step
         if self._rank == 0:
+            self._asked_step = step if self._requests.wants_save() else None
             self._schedule.saved(time.monotonic())
 
     def _wait(self, step: int, *, required: bool = False) -> None:

@@ -19,10 +19,12 @@ from paceline.checkpoint.writer_lock import wait_for_old_writer
 from paceline.data.prepare import PreparedData
 from paceline.errors import JobError
 from paceline.job.resolve import Resolved
+from paceline.run.control import Control
 from paceline.run.directory import RunDirectory
 from paceline.train.certificate import certify, describe
 from paceline.train.keep import Keeper, Voice
 from paceline.train.observe import RunObserver
+from paceline.train.requests import Requests
 from paceline.train.resume import is_imported
 from paceline.train.session import Session
 from paceline.train.state import TrainingState
@@ -43,6 +45,7 @@ def make_keeper(
     layout: Mapping[str, int | str],
     precision: str,
     best_of: str | None,
+    is_elastic: bool = False,
 ) -> Keeper:
     """What saves a session's state.
 
@@ -51,6 +54,7 @@ def make_keeper(
         layout: all that decides whether a resume can be exact.
         precision: of the run, which decides how near one that is not has to come.
         best_of: the eval set whose best loss counts, unless the job names one.
+        is_elastic: whether the run may go on with another number of ranks.
     """
     state = session.state
     assert state is not None
@@ -90,6 +94,7 @@ def make_keeper(
         rank=world.rank, last_step=session.steps, start_step=session.start_step,
         has_start=session.start.manifest is not None and session.start.own,
         timeout_seconds=float(section.storage_timeout), best_of=best_name,
+        requests=Requests(Control(directory.path) if session.is_writer else None, observer.say, is_elastic=is_elastic),
         best=manifest.state.get(BEST_EVAL) if manifest is not None and session.start.own else None,
     )  # fmt: skip
     return keeper

@@ -19,6 +19,7 @@ from paceline.train.evaluate import evaluate
 from paceline.train.session import Session
 from paceline.train.step import NOT_FINITE, Batch, StepResult, on_device
 from paceline.train.window import HOST
+from paceline.workers import stop
 from paceline.workers.heartbeat import beat
 
 SYNCHRONIZE_EVERY = 10
@@ -53,7 +54,8 @@ class Policy:
 
 @dataclass
 class Outcome:
-    """What an attempt came to. `steady_seconds` are those of all steps but the first, which builds buckets and kernels."""
+    """What an attempt came to. `steady_seconds` are those of all steps but the first, which builds buckets and kernels;
+    `stopped` where it was asked to end early."""
 
     steps: int
     loss: float | None = None
@@ -62,6 +64,7 @@ class Outcome:
     seconds: float = 0.0
     steady_tokens: int = 0
     steady_seconds: float = 0.0
+    stopped: bool = False
     evals: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -73,6 +76,8 @@ class Outcome:
 
 def train(session: Session, policy: Policy, observer: Observer, timers: StepTimers | None = None) -> Outcome:
     """Train from `session.start_step` to `session.steps`, evaluating as the policy says and at the end.
+
+    A run that is asked to stop ends after a step with its save in flight, and is not evaluated then.
 
     Raises:
         PacelineError: too many bad steps in a row.
@@ -110,6 +115,8 @@ def iterate(
         beat(step, "training step")
         votes = keeper.votes(step) if keeper else NO_VOTES
         result = session.step(microbatches, session.schedule(step), timers.mark, votes)
+        # The first step may compile for minutes, and nothing is lost by leaving it; any later one is finished and saved.
+        stop.only_note()
         seconds, parts = timers.end()
         done = _step_record(session, outcome, result, step, seconds, parts)
         bad_in_a_row = bad_in_a_row + 1 if result.skipped == NOT_FINITE else 0
@@ -124,13 +131,16 @@ def iterate(
         if policy.record_samples:
             _record_samples(session, observer, microbatches, step)
         evals = None
-        if policy.eval_every and (step + 1) % policy.eval_every == 0 and step + 1 < session.steps:
+        outcome.stopped = keeper is not None and keeper.stops(step + 1, result)
+        if not outcome.stopped and policy.eval_every and (step + 1) % policy.eval_every == 0 and step + 1 < session.steps:
             evals = _evaluate_all(session, observer, outcome)
-        if keeper and keeper.wants(step + 1, result, seconds, evals):
+        if keeper and (keeper.wants(step + 1, result, seconds, evals) or outcome.stopped):
             # Its record first: whoever resumes from the save has the steps before it on record.
             _record(session, policy, observer, timers, done)
             done = None
             keeper.save(step + 1, evals)
+        if outcome.stopped:
+            return
     if done is not None:
         _record(session, policy, observer, timers, done)
     _evaluate_all(session, observer, outcome)

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.errors import DiskFull, PacelineError
+from paceline.errors import DiskFull, Interrupted, PacelineError, Preempted
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, resolve_here
+from paceline.run.control import STOP, Control
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.run.records import Fault, RunFinished, read_records
+from paceline.train.requests import with_what_stands
 from paceline.train.shared_run import open_run, worker_environment
 from paceline.train.stragglers import stragglers_watched
 from paceline.workers import affinity
@@ -50,6 +52,7 @@ def supervise(job: Job, words: list[str], plan: Callable[[Resolved], dict[str, A
         write_atomic(directory.plan_file, json.dumps(plan(resolved), indent=1))
         result = _run_workers(resolved, directory, words, launched)
         if result.error is not None:
+            result = _after_a_request(resolved, directory, result)
             _record_failure(directory, result)
             raise result.error
         return summary(directory, resolved)
@@ -92,12 +95,24 @@ def _run_workers(resolved: Resolved, directory: RunDirectory, words: list[str], 
         # Loaded here, since numpy would cost a command that only explains.
         importlib.import_module("paceline.data.prepare").prepare(job.data)
         with stragglers_watched(directory, resolved.layout, _say):
-            return _watched(resolved, group)
+            return _watched(resolved, group, Control(directory.path))
 
 
-def _watched(resolved: Resolved, group: WorkerGroup) -> GroupResult:
+def _watched(resolved: Resolved, group: WorkerGroup, control: Control) -> GroupResult:
     recovery = resolved.job.recovery
-    return watch(group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout))
+    return watch(
+        group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout),
+        stop_seconds=float(recovery.grace), asked=lambda: "paceline stop" if control.asked(STOP) else None,
+    )  # fmt: skip
+
+
+def _after_a_request(resolved: Resolved, directory: RunDirectory, result: GroupResult) -> GroupResult:
+    """The same, preempted where it was interrupted and a checkpoint stands."""
+    if not isinstance(result.error, Interrupted):
+        return result
+    place = resolved.job.checkpoint.place(directory.path)
+    error = with_what_stands(result.error, place, _last_step(directory))
+    return result._replace(error=error, exit_code=error.exit_code)
 
 
 def _opening(resolved: Resolved, directory: RunDirectory) -> list[str]:
@@ -110,16 +125,27 @@ def _record_failure(directory: RunDirectory, result: GroupResult) -> None:
     error = result.error
     if error is None:
         return
-    steps = max((int(r["step"]) for r in read_records(directory.path, kinds=("step",))), default=0)
+    if isinstance(error, Preempted) and "seconds" in error.values:
+        return  # rank 0 has recorded it
+    steps = _last_step(directory)
     try:
         with directory.writer("supervisor") as writer:
-            writer.write(
-                Fault(step=steps, rank=result.rank, host=os.uname().nodename,
-                      kind_of_fault=type(error).__name__, evidence=result.traceback or "", message=error.message)
-            )  # fmt: skip
+            if not isinstance(error, Preempted | Interrupted):
+                writer.write(_fault(error, result, steps))
             writer.write(RunFinished(step=steps, exit=error.exit_code, reason=error.message, steps=steps, samples=0))
     except (DiskFull, PacelineError) as full:
         _say(f"the failure could not be recorded: {full}")
+
+
+def _fault(error: PacelineError, result: GroupResult, step: int) -> Fault:
+    return Fault(
+        step=step, rank=result.rank, host=os.uname().nodename, kind_of_fault=type(error).__name__,
+        evidence=result.traceback or "", message=error.message,
+    )  # fmt: skip
+
+
+def _last_step(directory: RunDirectory) -> int:
+    return max((int(r["step"]) for r in read_records(directory.path, kinds=("step",))), default=0)
 
 
 def _say(*lines: str) -> None:

@@ -15,6 +15,7 @@ from paceline.errors import JobError, PacelineError, from_record
 from paceline.job.load import LENGTHS, Job
 from paceline.job.resolve import Resolved
 from paceline.job.write import resolved_toml, resolved_values
+from paceline.run.control import Control
 from paceline.run.directory import RunDirectory, next_free_name
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ def open_run(resolved: Resolved) -> RunDirectory:
 
 
 def _recorded(directory: RunDirectory) -> RunDirectory:
-    """The directory, once what is not as in the attempts before has been written down."""
+    """The directory, once what is not as in the attempts before has been written down and old requests are void."""
+    if directory.finished is None:
+        directory.notes += Control(directory.path).clear()
     if directory.changes:
         with directory.writer("changes") as writer:
             for change in directory.changes:

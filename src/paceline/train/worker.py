@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -15,6 +16,7 @@ from paceline.cluster.probe import probe_host
 from paceline.data.config import HELD_OUT
 from paceline.data.prepare import PreparedData, prepare
 from paceline.data.tokenizer import FileTokenizer
+from paceline.errors import Interrupted
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, resolve_job, with_samples
 from paceline.model.init import hash_in_order
@@ -24,7 +26,7 @@ from paceline.parallel.compile.apply import recompiles
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.train import loop, shared_run
-from paceline.train.begin_and_end import finish, peak_memory_bytes, sample_text, started_record
+from paceline.train.begin_and_end import end_early, finish, peak_memory_bytes, sample_text, started_record
 from paceline.train.continue_text import TOKENIZER_FILE
 from paceline.train.keep import Keeper
 from paceline.train.keeping import check_model, make_keeper, make_room, tell_start
@@ -34,10 +36,11 @@ from paceline.train.resume import Start, resume
 from paceline.train.session import Session
 from paceline.train.startup import build_session, world_group
 from paceline.train.state import TrainingState
+from paceline.workers import stop
 from paceline.workers.environment import is_supervised
 from paceline.workers.heartbeat import beat
 from paceline.workers.rendezvous import World, join, leave
-from paceline.workers.verdict import reported
+from paceline.workers.verdict import leave_now, reported, write_verdict
 
 Plan = Callable[[Resolved], dict[str, Any]]
 MAX_HASHED_PARAMETERS = 2_000_000_000
@@ -57,6 +60,7 @@ def run_worker(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
 
 def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
     started = time.time()
+    stop.listen(_leave_the_start)
     world = join(job.recovery.collective_seconds, start_timeout=float(job.recovery.start_timeout))
     try:
         resolved = resolve_job(job, world.world_size, probe_host(), ranks_per_host=world.local_world_size)
@@ -74,6 +78,17 @@ def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
         return 0
     finally:
         leave(world)
+
+
+def _leave_the_start(ask: stop.Ask) -> None:
+    """Before the first step is done nothing is lost: leave at once, whatever the main thread waits for."""
+    error = Interrupted(
+        f"interrupted by {ask.how}; nothing was saved, as the first step was not done", values={"how": ask.how}
+    )
+    write_verdict(error.exit_code, error)
+    if not is_supervised():
+        print(f"paceline: {error}", file=sys.stderr, flush=True)
+    leave_now(error.exit_code)
 
 
 def _offloading_into(folder: Path, resolved: Resolved) -> Resolved:
@@ -133,6 +148,8 @@ def _train(
             observer.write(started_record(resolved, session, directory, started, digest))
             tell_start(session, observer)
         outcome = loop.train(session, policy, observer, timers)
+        if outcome.stopped:
+            raise end_early(session, keeper, observer, outcome, float(job.recovery.grace))
         beat(outcome.steps, "ending the run", allow_seconds=600.0)
         peaks = gather_objects(peak_memory_bytes(session.device), session.group)
         compiled = recompiles() if resolved.compile else None

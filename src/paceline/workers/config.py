@@ -38,7 +38,38 @@ class LaunchSection(Section, frozen=True):
 
 
 class RecoverySection(Section, frozen=True):
-    """When workers count as stalled."""
+    """What a run survives by itself: when workers count as stalled, how often they start again, what follows a signal."""
+
+    max_restarts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Restarts after a failure without progress in between; a newly reached step renews them. 0: the "
+            "first failure ends the run.",
+        ),
+    ] = 3
+    backoff: Annotated[
+        Seconds,
+        Meta(
+            description="Wait before the second restart without progress, doubled before each further one up to 60s; the "
+            "first follows at once."
+        ),
+    ] = Seconds(1.0)
+    grace: Annotated[
+        Seconds,
+        Meta(description="Longest time from a stop signal until the run has saved and ended."),
+    ] = Seconds(30.0)
+    on_stall: Annotated[
+        Literal["restart", "stop", "log"],
+        Meta(
+            description="What follows a stall. restart: start again without the stalled workers; stop: end with 76; log: "
+            "name the rank and go on waiting."
+        ),
+    ] = "restart"
+    on_straggler: Annotated[
+        Literal["report", "restart-without"],
+        Meta(description="What follows a slow rank. report: name it; restart-without: start again without it."),
+    ] = "report"
 
     stall_timeout: Annotated[
         Seconds | None,
@@ -54,6 +85,12 @@ class RecoverySection(Section, frozen=True):
             seconds = getattr(self, name)
             if seconds is not None and seconds <= 0:
                 raise ValueError(f"{name} = {seconds:g}s is over before anything began; give more than 0s")
+        if self.backoff < 0:
+            raise ValueError(f"backoff = {self.backoff:g}s is in the past; give 0s to start again at once")
+        if self.grace <= 0:
+            raise ValueError(
+                f"grace = {self.grace:g}s leaves no time to save; give more than 0s (a second Ctrl-C ends a run at once)"
+            )
 
     @property
     def stall_seconds(self) -> float:

@@ -115,15 +115,36 @@ def not_started(
     )
 
 
-def interrupted(signal_number: int, killed: Sequence[int], waited: float) -> Interrupted:
-    """The user or a scheduler ended the run before anything was saved."""
-    name = "Ctrl-C" if signal_number == 2 else signal_reason(signal_number).partition(":")[0]
-    late = (
-        f"; ranks {', '.join(map(str, killed))} did not stop in {format_seconds(waited)} and were killed"
-        if killed
-        else ""
-    )
-    return Interrupted(f"interrupted by {name}; nothing was saved{late}", values={"signal": signal_number})
+def stopped(told: Sequence[Ending], how: str, killed: Sequence[int], waited: float | None) -> Decision:
+    """What came of a request to stop that was made `how`.
+
+    Args:
+        told: ranks that have told how they ended.
+        killed: ranks that were killed for not ending.
+        waited: the time that they had had, in seconds; None where somebody left at once.
+    """
+    if waited is not None:
+        own = decide([e for e in told if e.cause == "own" and not _is_interrupted(e)], {})
+        if own is not None:
+            return own
+    first = next((e for e in told if _is_interrupted(e)), None)
+    error = error_of(first.verdict) if first is not None and first.verdict is not None and not killed else None
+    return Decision(error or interrupted(how, killed, waited), None)
+
+
+def _is_interrupted(ending: Ending) -> bool:
+    return ending.verdict is not None and ending.verdict.exit == Interrupted.exit_code
+
+
+def interrupted(how: str, killed: Sequence[int], waited: float | None) -> Interrupted:
+    """The run was ended before anything was saved; see `stopped`."""
+    late = ""
+    if killed and waited is not None:
+        late = f"; ranks {', '.join(map(str, killed))} did not stop in {format_seconds(waited)} and were killed"
+    elif killed:
+        late = "; left at once, as it was asked for twice"
+    values = {"how": how, "killed": list(killed), "at_once": bool(killed) and waited is None}
+    return Interrupted(f"interrupted by {how}; nothing was saved{late}", values=values)
 
 
 def behind(beats: Mapping[int, Beat | None], states: Mapping[int, str]) -> list[int]:

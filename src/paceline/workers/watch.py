@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from paceline.errors import PacelineError
+from paceline.errors import Interrupted, PacelineError, Preempted
+from paceline.units import format_seconds
 from paceline.workers import decide, heartbeat, stacks, verdict
 from paceline.workers.decide import Decision, Ending
 from paceline.workers.heartbeat import Beat
 from paceline.workers.interrupts import Interrupts
 from paceline.workers.oom import oom_kills
 from paceline.workers.output import Output
+from paceline.workers.signals import STOPPING
 from paceline.workers.start import Worker, WorkerGroup
 from paceline.workers.verdict import Verdict
 
@@ -31,6 +33,8 @@ SETTLE_SECONDS = 2.0
 """Time that the other ranks have, after the first failure, to leave their own verdicts."""
 TERM_SECONDS = 2.0
 """Time between SIGTERM and SIGKILL once the group has failed."""
+_STOPPED_EXITS = (Preempted.exit_code, Interrupted.exit_code)
+_STOPPED_CODES = tuple(-number for number in STOPPING)
 _TICK_SECONDS = 0.2
 _CHUNK = 1 << 16
 
@@ -54,22 +58,25 @@ def watch(
     stall_seconds: float | None = 600.0,
     start_seconds: float | None = 300.0,
     stop_seconds: float = 10.0,
+    asked: Callable[[], str | None] = lambda: None,
     out: IO[str] | None = None,
     log_dir: Path | None = None,
 ) -> GroupResult:
     """Wait until every worker has ended; none is left afterwards. The traceback, if any, is the last thing on `out`.
 
-    SIGINT and SIGTERM to this process are passed on once, as SIGTERM; a second one ends the workers at once.
+    SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to this process are passed on once, as SIGTERM; a second SIGINT or SIGTERM ends the
+    workers at once. A worker that was asked to stop itself, and ended for that, has the others stop too.
 
     Args:
         stall_seconds: longest time in which no rank gives a sign of life; None: for ever.
         start_seconds: longest time until all ranks have joined; None for programs that do not use `rendezvous.join`.
         stop_seconds: time that workers have to end after a signal.
+        asked: looked at again and again; how a request to stop came that is no signal, or None.
         out: where workers' output goes; stderr unless given.
         log_dir: also keep each rank's whole output there.
     """
     output = Output(out or sys.stderr, len(group.workers), log_dir)
-    with group, Interrupts() as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
+    with group, Interrupts(asked) as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
         return _Watch(group, output, pipes, interrupts, stall_seconds, start_seconds, stop_seconds).run()
 
 
@@ -158,8 +165,11 @@ class _Watch:
         decision: Decision | None = None
         while live := self.group.live():
             self.pipes.pump(_TICK_SECONDS)
-            if self.interrupts.received:
-                decision = self._interrupted()
+            if self.interrupts.how is not None:
+                decision = self._interrupted(self.interrupts.how)
+                break
+            if self._one_was_asked():
+                decision = self._stop_all("a signal to one of the workers")
                 break
             if any(self._failed(worker) for worker in self.group.workers):
                 decision = self._failure()
@@ -168,8 +178,13 @@ class _Watch:
                 self._end(0.0)
                 break
         else:
-            decision = self._failure() if any(self._failed(w) for w in self.group.workers) else None
+            decision = self._ended()
         return self._result(decision)
+
+    def _ended(self) -> Decision | None:
+        if self._one_was_asked():
+            return self._stop_all("a signal to one of the workers")
+        return self._failure() if any(self._failed(worker) for worker in self.group.workers) else None
 
     def _failed(self, worker: Worker) -> bool:
         code = worker.poll()
@@ -189,21 +204,35 @@ class _Watch:
         self._end(TERM_SECONDS)
         return decide.decide(endings, seen)
 
-    def _interrupted(self) -> Decision | None:
-        number = self.interrupts.received[0]
-        live = self.group.live()
-        for worker in live:
+    def _one_was_asked(self) -> bool:
+        """Whether a worker has ended because it was asked to stop: by its verdict, or by a signal before it listened."""
+        ended = [worker for worker in self.group.workers if worker.poll() not in (0, None)]
+        told = verdict.read_verdicts(self.group.folder) if ended else {}
+        return any(
+            told[worker.rank].exit in _STOPPED_EXITS if worker.rank in told else worker.poll() in _STOPPED_CODES
+            for worker in ended
+        )
+
+    def _interrupted(self, how: str) -> Decision | None:
+        within = format_seconds(self.stop_seconds)
+        self._say(
+            f"paceline: {how}: stopping {len(self.group.live())} workers within {within}; once more to leave at once"
+        )
+        return self._stop_all(how)
+
+    def _stop_all(self, how: str) -> Decision | None:
+        """Have all workers stop in their time; what they say of it, unless somebody wants to leave at once."""
+        for worker in self.group.live():
             worker.send(signal.SIGTERM)
-        self._say(f"paceline: stopping {len(live)} workers; once more to leave at once")
-        self._until(lambda: not self.group.live() or len(self.interrupts.received) > 1, self.stop_seconds)
+        self._until(lambda: not self.group.live() or self.interrupts.leaves, self.stop_seconds)
         killed = [worker.rank for worker in self.group.live()]
         endings = self._endings()
         self._end(0.0)
         told = [e for e in endings if e.verdict is not None or e.returncode == 0]
         if len(told) == len(endings) and not any(e.failed for e in told):
             return None
-        own = decide.decide([e for e in told if e.cause == "own"], {})
-        return own or Decision(decide.interrupted(number, killed, self.stop_seconds), None)
+        at_once = bool(killed) and self.interrupts.leaves
+        return decide.stopped(told, how, killed, None if at_once else self.stop_seconds)
 
     def _late(self, live: list[Worker]) -> Decision | None:
         """A decision where the workers do not meet, or where none of them moves."""

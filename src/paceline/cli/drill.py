@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from paceline.cli.planned import planned_words
     from paceline.cluster.probe import probe_host
     from paceline.drill.run import chosen, drill
+    from paceline.plan.recovery import expected
 
     job = job_of(args)
     procs = int(job.launch.procs_per_node or probe_host().default_procs)
@@ -48,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         say=say,
     )
-    document = {**found.document(), "cluster": args.cluster}
-    text = found.describe()
+    outlook = expected(cluster, found.checkpoint_bytes, found.recover_seconds)
+    text = f"{found.describe()}\n{outlook.describe()}"
     if args.json:
         say(text)
-        print_document("drill", document)
+        print_document("drill", {**found.document(), "expected": outlook.to_record()})
     else:
         print(text)
     return 0 if found.holds else 1

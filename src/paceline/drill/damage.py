@@ -7,12 +7,18 @@ import random
 from pathlib import Path
 from typing import Any
 
+WORD = 8
+EXPONENT_BIT = 6
+
 
 def flip_bit(folder: Path, seed: int) -> dict[str, Any]:
-    """Flip one bit in the second half of the largest file of a checkpoint, where its numbers are; says which."""
+    """Flip one bit in the second half of the largest file of a checkpoint, where its numbers are; says which.
+
+    A high bit of an exponent, in whatever width: a low one of a mantissa may be rounded away in the steps that follow, and
+    then a control without checksums would be survived by chance.
+    """
     path, size = _largest(folder)
-    drawn = random.Random(seed)
-    at, bit = drawn.randrange(size // 2, size), drawn.randrange(8)
+    at, bit = random.Random(seed).randrange(size // 2 // WORD, size // WORD) * WORD + WORD - 1, EXPONENT_BIT
     _own(path)
     with path.open("r+b") as file:
         file.seek(at)

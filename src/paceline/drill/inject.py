@@ -64,13 +64,13 @@ class _Strike:
 def _listen(strike: _Strike | None, switch_off: weaken.Switch | None) -> None:
     """Stand between the rank and its heartbeat; modules that come later take this one for it."""
     own = heartbeat.beat
-    is_off = False
+    # At once, for what the worker does before its first beat, and again while what it concerns is not there yet.
+    is_off = switch_off is None or switch_off()
 
     def beat(step: int, phase: str, *rest: Any, **more: Any) -> None:
         nonlocal is_off
         own(step, phase, *rest, **more)
-        if switch_off is not None and not is_off:
-            is_off = switch_off()
+        is_off = is_off or switch_off is None or switch_off()
         if strike is not None:
             strike.at(step, phase)
 

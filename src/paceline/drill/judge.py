@@ -115,7 +115,7 @@ def _bad_step(ended: Ended, seen: Evidence, steps: int) -> list[str]:
         return []
     if ended.code == 0 and seen.skipped and seen.skipped[-1] == steps:
         return []
-    return [f"{_wrong([ended.code], 1)}, {len(seen.skipped)} steps were left out"]
+    return [f"ended with {ended.code} for another reason than bad steps; {len(seen.skipped)} steps were left out"]
 
 
 def _wrong(codes: Sequence[int | None], *wanted: int) -> str:

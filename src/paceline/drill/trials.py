@@ -150,6 +150,8 @@ class _Run:
             ground.undisturbed, actual, step or None, tolerance_of(ground.own.precision) if is_elsewhere else None
         )
         why += alike.why
+        if fault.ends == "preempted" and seen.steps_redone:
+            why.append(f"{seen.steps_redone} steps were lost, though there was time for a save")
         if not seen.within:
             why.append(f"{seen.steps_redone} steps were lost, more than since the last durable checkpoint")
         if fault.strikes == "writer" and not seen.failed_saves:

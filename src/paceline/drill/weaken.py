@@ -35,13 +35,12 @@ def in_worker(without: str) -> Switch | None:
         "stop-handler": _be_deaf,
         "finite-check": _take_every_step,
         "failed-save-policy": _die_of_failed_saves,
-        "straggler-watch": lambda: True,
     }.get(without)
 
 
 def in_supervisor(without: str) -> None:
     """Switch a protection off that the supervisor has."""
-    change = {"watchdog": _blind, "no-progress-rule": _endless}.get(without)
+    change = {"watchdog": _blind, "no-progress-rule": _endless, "straggler-watch": _look_away}.get(without)
     if change is not None:
         change()
 
@@ -91,6 +90,11 @@ def _die_of_failed_saves() -> bool:
 def _blind() -> None:
     watch: Any = importlib.import_module("paceline.workers.watch")
     watch._Watch._late = lambda self, live: None
+
+
+def _look_away() -> None:
+    watch: Any = importlib.import_module("paceline.telemetry.straggler_watch")
+    watch.StragglerWatch.look = lambda self: None
 
 
 def _endless() -> None:

@@ -298,6 +298,7 @@ class Trainer:
         return make_keeper(
             session, world, directory, self._checkpoint, observer, about={"model": type(self.model).__name__},
             layout=what, precision=self._precision, best_of=next(iter(self._evals), None),
+            grace=GRACE_SECONDS,
         )  # fmt: skip
 
     @property

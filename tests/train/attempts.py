@@ -18,6 +18,7 @@ import torch.distributed as dist
 from paceline.checkpoint.places import find_one
 from paceline.checkpoint.saver import Saver
 from paceline.cluster.probe import Host
+from paceline.errors import Preempted
 from paceline.job.load import load_job
 from paceline.job.resolve import Resolved, resolve_job
 from paceline.run.directory import RunDirectory
@@ -26,6 +27,7 @@ from paceline.train import begin_and_end, keeping, loop, shared_run, startup, wo
 from paceline.train.keep import Keeper
 from paceline.train.session import Session
 from paceline.train.step import StepResult
+from paceline.workers import stop as stop_signals
 from paceline.workers.rendezvous import World
 from tests.cli.job import SMALL, TEXT
 
@@ -49,6 +51,7 @@ def attempt(
     stop: int | None = None,
     *,
     kill: int | None = None,
+    asked: Mapping[int, int] = {},
     each: bool = False,
     writer: Sequence[str] = (),
     text: str = TEXT,
@@ -58,12 +61,14 @@ def attempt(
     Args:
         stop: it ends after this step as if it had been told to, with a save.
         kill: it ends right after this step as if all ranks had been killed: nothing is waited for, nothing is said.
+        asked: steps in which ranks hear a signal, by rank.
         each: each save is waited for, so that none is due while another is in flight.
         writer: the command of the checkpoint writer.
         text: what is trained on.
     """
     with (
-        contextlib.chdir(folder), _stopped_at(stop), _killed_after(kill), _in_a_hurry(), writing_by(writer),
+        contextlib.chdir(folder), _stopped_at(stop), _killed_after(kill), _asked_in(asked.get(rank)), _in_a_hurry(),
+        writing_by(writer),
         _waiting_for(each), _listening(folder / f"said-by-{rank}") as said,
     ):  # fmt: skip
         if rank == 0 and not Path("text.txt").exists():
@@ -72,7 +77,10 @@ def attempt(
         resolved = resolved_job(words, world_size)
         with open_run(resolved, world) as directory, contextlib.suppress(Killed):
             if directory.finished is None:
-                worker._attempt(resolved, world, directory, time.time())
+                try:
+                    worker._attempt(resolved, world, directory, time.time())
+                except Preempted as error:
+                    print(f"exit {error.exit_code}: {error}", file=sys.stderr)
     return said.getvalue()
 
 
@@ -127,6 +135,25 @@ def _stopped_at(stop: int | None) -> Iterator[None]:
         return whole(session, *rest)
 
     with mock.patch.object(loop, "train", train), mock.patch.object(worker, "finish"):
+        yield
+
+
+@contextlib.contextmanager
+def _asked_in(step: int | None) -> Iterator[None]:
+    """From this step on (the first is 1) the rank has heard a signal, as late as it may come to be told in that step."""
+    if step is None:
+        yield
+        return
+    votes, heard = Keeper.votes, [False]
+
+    def votes_then(keeper: Keeper, number: int) -> tuple[float, ...]:
+        heard[0] = number + 1 >= step
+        return votes(keeper, number)
+
+    def asked() -> stop_signals.Ask | None:
+        return stop_signals.Ask("SIGTERM", time.monotonic()) if heard[0] else None
+
+    with mock.patch.object(Keeper, "votes", votes_then), mock.patch.object(stop_signals, "asked", asked):
         yield
 
 

@@ -34,7 +34,7 @@ class SavesNothing:
     def votes(self, step: int) -> tuple[float, ...]:
         return NO_VOTES
 
-    def stops(self, step: int, result: StepResult) -> bool:
+    def stops(self, *_: Any) -> bool:
         return False
 
     def wants(self, *_: Any) -> bool:

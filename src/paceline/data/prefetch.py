@@ -249,7 +249,8 @@ def _start(number: int, setup: dict[str, Any], buffers: int, *, ready: bool) -> 
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_handle(sys.stderr) else None,  # stdout is for the command's own result
+                # stdout is for the command's own result
+                stdout=sys.stderr.fileno() if _has_handle(sys.stderr) else None,
                 env=_environment(),
                 pass_fds=[theirs.fileno(), *handles],
             )

@@ -6,6 +6,7 @@ reserved before they are written, so a full /dev/shm is an error that can be han
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -70,6 +71,10 @@ def batch_bytes(batches: list[Batch]) -> int:
 def new_buffer_file() -> int:
     """A file descriptor for a buffer; the file has no name and goes with the last process that has it open."""
     folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    if folder is not None and hasattr(os, "O_TMPFILE"):
+        # Never named, so that not even a kill in the right moment leaves it.
+        with contextlib.suppress(OSError):
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     handle, name = tempfile.mkstemp(prefix="paceline-", dir=folder)
     Path(name).unlink()
     return handle

@@ -44,30 +44,19 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     collective_timeout: float = 600.0
     threads: int | None = None
     saved: float | None = None
-    """Seconds that the longest save of an earlier attempt took, from its records."""
-    grace: float | None = None
-    """Seconds between the signal and the kill, where the surroundings say."""
-    grace_source: str = ""
+    """Seconds that saves of earlier attempts took, from their records: the 99th percentile."""
+    step_seconds: float = 0.0
+    """Of their steps, likewise."""
+    grace: float = 30.0
+    """Seconds between the signal and the kill."""
+    grace_source: str = "recovery.grace"
 
-
-DEFAULT_SHUTDOWN_SECONDS = 30.0
-"""Between torchrun's SIGTERM and its SIGKILL."""
 
 PREFETCH = 2
 """Steps ahead per loader process; the loader's own default."""
 
 BYTES_PER_TOKEN = 16
 """A token and its label, 8 bytes each, as the loader hands them over."""
-
-
-def grace_of(environment: dict[str, str]) -> tuple[float | None, str]:
-    """Seconds that a launcher leaves a worker between SIGTERM and SIGKILL, and who says so; None without a launcher."""
-    given = environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
-    if given.replace(".", "", 1).isdigit():
-        return float(given), f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={given}"
-    if "TORCHELASTIC_RUN_ID" in environment or "TORCH_ELASTIC_RUN_ID" in environment:
-        return DEFAULT_SHUTDOWN_SECONDS, "torchrun's default"
-    return None, ""
 
 
 def broken(name: str, error: PacelineError) -> JobFacts:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.checkpoint import grace
 from paceline.checkpoint.space import checkpoint_bytes
 from paceline.cluster import probe
 from paceline.data.shared import shared_memory_need
 from paceline.doctor.host import Host
-from paceline.doctor.job_facts import BYTES_PER_TOKEN, PREFETCH, JobFacts, broken, grace_of
+from paceline.doctor.job_facts import BYTES_PER_TOKEN, PREFETCH, JobFacts, broken
 from paceline.errors import JobError
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, resolve_job
 from paceline.model.spec import parameter_count
 from paceline.optim.schedule import batch_factor
-from paceline.run.records import read_records
 
 
 def facts_of(job: Job, hosts: Sequence[Host]) -> JobFacts:
@@ -31,7 +31,8 @@ def facts_of(job: Job, hosts: Sequence[Host]) -> JobFacts:
 
 def _facts(resolved: Resolved, each: int, host: Host) -> JobFacts:
     job, batch, optimizer = resolved.job, resolved.batch, resolved.job.optimizer
-    grace, grace_source = grace_of(host.environment)
+    took = grace.measured_in(job.run_path)
+    promised = grace.chain(took, float(job.recovery.grace), host.environment)
     on_cpu = resolved.host.device_kind == "cpu"
     element = 8 if resolved.precision == "fp64" else 4
     return JobFacts(
@@ -66,18 +67,11 @@ def _facts(resolved: Resolved, each: int, host: Host) -> JobFacts:
         port=job.launch.port,
         collective_timeout=job.recovery.collective_seconds,
         threads=job.launch.threads,
-        saved=_longest_save(job),
-        grace=grace,
-        grace_source=grace_source,
+        saved=took.save,
+        step_seconds=took.step,
+        grace=promised.grace,
+        grace_source=promised.source,
     )  # fmt: skip
-
-
-def _longest_save(job: Job) -> float | None:
-    """Seconds from the request until a save was durable, the longest of this run so far."""
-    if not (job.run_path / "records").is_dir():
-        return None
-    records = read_records(job.run_path, kinds=("checkpoint",))
-    return max((float(r["seconds"]) for r in records if r.get("state") == "durable"), default=None)
 
 
 def _machine(host: Host) -> probe.Host:

@@ -29,6 +29,7 @@ from paceline.run.records import Change, RecordWriter, attempt_of, plain_value, 
 from paceline.run.secrets import refuse_secrets
 
 LENGTH_KEYS = ("run.steps", "run.tokens", "run.epochs")
+LEASE_FILE = "lease.json"
 _NOT_SET = "(not set)"
 
 
@@ -140,9 +141,32 @@ class RunDirectory:
             RunHeld: another host took it after our heartbeat had stopped for too long.
         """
         if self._lease is not None and not self._lease.is_ours():
-            found = read_holder(self._lease.path)
-            if found is not None:
-                raise held(self._lease.path, found)
+            self._raise_holder(self._lease.path)
+
+    def check_beat(self) -> None:
+        """The same as the last heartbeat found it, at no cost: for loops that look often.
+
+        Raises:
+            RunHeld: see `check_held`.
+        """
+        if self._lease is not None and self._lease.lost:
+            self._raise_holder(self._lease.path)
+
+    def check_attempt(self) -> None:
+        """In a worker, before it saves: make sure that no later attempt goes on elsewhere.
+
+        Raises:
+            RunHeld: another host took the directory while this one's supervisor gave no sign of life.
+        """
+        found = read_holder(self.path / LEASE_FILE)
+        if found is not None and found.attempt > self.attempt:
+            raise held(self.path / LEASE_FILE, found)
+
+    @staticmethod
+    def _raise_holder(path: Path) -> None:
+        found = read_holder(path)
+        if found is not None:
+            raise held(path, found)
 
     def release(self) -> None:
         """Give the directory back. Releasing twice is harmless."""
@@ -173,7 +197,7 @@ class RunDirectory:
         job = StoredJob(
             run_id=stored.run_id if stored else os.urandom(4).hex(), digest=job_digest(values), values=values
         )
-        lease_path = path / "lease.json"
+        lease_path = path / LEASE_FILE
         holder = read_holder(lease_path)
         if holder is not None and why_dead(lease_path, holder, expires_seconds) is None:
             raise held(lease_path, holder)

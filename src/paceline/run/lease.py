@@ -22,7 +22,9 @@ from paceline.run.files import write_atomic
 from paceline.units import format_seconds
 
 EXPIRES_SECONDS = 60.0
-"""A holder on another host whose heartbeat is older than this is taken for dead. It beats four times as often."""
+"""A holder on another host whose heartbeat is older than this is taken for dead. It beats twelve times as often."""
+BEATS = 12
+"""Beats in that time. A holder that was itself stopped for so long learns with the next one whether it was taken over."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +40,16 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease:
-    """A held lease; it beats in a thread until `release`."""
+    """A held lease; it beats in a thread until `release`.
+
+    Attributes:
+        lost: a beat has found that another holder took it: it must not be kept alive, nor must its run.
+    """
 
     def __init__(self, path: Path, holder: Holder, beat_seconds: float) -> None:
         self.path = path
         self.holder = holder
+        self.lost = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, args=(beat_seconds,), name="lease", daemon=True)
         self._thread.start()
@@ -65,9 +72,13 @@ class Lease:
             self.path.unlink(missing_ok=True)
 
     def _beat(self, seconds: float) -> None:
-        while not self._stop.wait(seconds):
-            with contextlib.suppress(OSError):
-                os.utime(self.path)
+        while not self.lost and not self._stop.wait(seconds):
+            found = read_holder(self.path)
+            # One that cannot be read may be a file system that is away for a moment.
+            self.lost = found is not None and found.token != self.holder.token
+            if not self.lost:
+                with contextlib.suppress(OSError):
+                    os.utime(self.path)
 
 
 def acquire(path: Path, attempt: int, *, expires_seconds: float = EXPIRES_SECONDS) -> tuple[Lease, str | None]:
@@ -95,7 +106,7 @@ def acquire(path: Path, attempt: int, *, expires_seconds: float = EXPIRES_SECOND
         token=os.urandom(8).hex(),
     )
     write_atomic(path, msgspec.json.encode(holder))
-    return Lease(path, holder, expires_seconds / 4), taken
+    return Lease(path, holder, expires_seconds / BEATS), taken
 
 
 @contextlib.contextmanager

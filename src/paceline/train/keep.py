@@ -7,6 +7,7 @@ rank's. All of it travels with the step's own sum, so all ranks save at the same
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import msgspec
 
 from paceline.checkpoint.folders import step_folder
+from paceline.checkpoint.grace import Measured
+from paceline.checkpoint.grace import chain as grace_chain
 from paceline.checkpoint.manifest import NextStep
 from paceline.checkpoint.messages import Event, SaveHead
 from paceline.checkpoint.saver import Saver
@@ -51,6 +54,7 @@ class Keeper:
         start_step: the step that the attempt begins after. has_start: whether a checkpoint of it is in `place`.
         timeout_seconds: how long a save may be in flight.
         requests: to this rank.
+        grace: seconds between a stop signal and the end that the run is promised.
         best_of: eval set whose best loss so far is saved besides; None for none. best: that loss.
     """
 
@@ -70,6 +74,7 @@ class Keeper:
         has_start: bool,
         timeout_seconds: float,
         requests: Requests | None = None,
+        grace: float = math.inf,
         best_of: str | None = None,
         best: float | None = None,
     ) -> None:
@@ -81,6 +86,8 @@ class Keeper:
         self._timeout_seconds = timeout_seconds
         self._requests = requests or Requests(None)
         self._asked_step: int | None = None
+        self._grace = grace
+        self._longest_step = 0.0
         self._best_of, self.best = best_of, best
         self._meter = SaveMeter()
         self._stall_seconds = 0.0
@@ -105,6 +112,8 @@ class Keeper:
         if self._rank == 0:
             self._tell(step, result)
             self._meter.stepped(seconds, writing=bool(busy))
+            if step > self._start_step + 1:
+                self._longest_step = max(self._longest_step, seconds)
             self._saver.poll()
             self._tell_skipped(step)
         if self._is_best(evals):
@@ -172,6 +181,7 @@ class Keeper:
         if event.state == "failed":
             self._voice.say(f"warning: the checkpoint of step {event.step} was NOT saved, training goes on: {reason}")
         elif event.state == "durable" and event.seconds is not None:
+            self._weigh_grace(event.seconds)
             news = self._schedule.measured(self._meter.cost(self._stall_seconds, event.seconds))
             if news:
                 self._voice.say(news)
@@ -180,6 +190,16 @@ class Keeper:
         # The schedule counts its calls: asked in every step, whatever else wants a save.
         scheduled = self._schedule.due(step, time.monotonic())
         return scheduled or self._requests.wants_save()
+
+    def _weigh_grace(self, save_seconds: float) -> None:
+        """Say once that a stop signal would cost the last steps."""
+        chain = grace_chain(Measured(save_seconds, self._longest_step), self._grace, os.environ)
+        if not chain.holds:
+            self._grace = math.inf
+            self._voice.say(
+                f"warning: a stop signal would cost the steps since the checkpoint before: {chain.explain()}; "
+                f"recovery.grace={math.ceil(chain.need or 0)}s would do, where what stops the run leaves as much"
+            )
 
     def _path(self, event: Event) -> str:
         return f"{self._place.rstrip('/')}/{event.folder or step_folder(event.step)}"

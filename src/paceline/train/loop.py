@@ -132,7 +132,12 @@ def iterate(
             _record_samples(session, observer, microbatches, step)
         evals = None
         outcome.stopped = keeper is not None and keeper.stops(step + 1, result)
-        if not outcome.stopped and policy.eval_every and (step + 1) % policy.eval_every == 0 and step + 1 < session.steps:
+        if (
+            not outcome.stopped
+            and policy.eval_every
+            and (step + 1) % policy.eval_every == 0
+            and step + 1 < session.steps
+        ):
             evals = _evaluate_all(session, observer, outcome)
         if keeper and (keeper.wants(step + 1, result, seconds, evals) or outcome.stopped):
             # Its record first: whoever resumes from the save has the steps before it on record.

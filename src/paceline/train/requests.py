@@ -1,6 +1,6 @@
-"""What this rank was asked for while it trains: to stop, by a signal or a file, or to save. What came of a stop, as an error.
+"""What a rank is asked for while it trains: to stop, by a signal or a file, or to save; and what comes of it, as an error.
 
-Any rank may hear a signal; the control files are rank 0's to read. Ranks hear of each other's requests by the votes of a step.
+Any rank may hear a signal; the control files are rank 0's to read. Ranks hear of each other's requests by a step's votes.
 """
 
 from __future__ import annotations

@@ -13,18 +13,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.errors import DiskFull, Interrupted, PacelineError, Preempted
+from paceline.errors import Interrupted, PacelineError
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, resolve_here
 from paceline.run.control import STOP, Control
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
-from paceline.run.records import Fault, RunFinished, read_records
+from paceline.run.records import read_records
+from paceline.train.attempts import Account, attempt_of, last_step
 from paceline.train.requests import with_what_stands
 from paceline.train.shared_run import open_run, worker_environment
 from paceline.train.stragglers import stragglers_watched
+from paceline.units import format_seconds
 from paceline.workers import affinity
+from paceline.workers.decide import interrupted
+from paceline.workers.interrupts import Asked, Interrupts, raising
 from paceline.workers.start import WorkerGroup, plan_here, start
+from paceline.workers.supervise import End, Restart, Supervision
 from paceline.workers.watch import GroupResult, watch
 
 
@@ -50,12 +55,63 @@ def supervise(job: Job, words: list[str], plan: Callable[[Resolved], dict[str, A
             _say(f"{directory.path}: this run is done ({directory.finished['steps']} steps); nothing to do")
             return summary(directory, resolved)
         write_atomic(directory.plan_file, json.dumps(plan(resolved), indent=1))
-        result = _run_workers(resolved, directory, words, launched)
-        if result.error is not None:
-            result = _after_a_request(resolved, directory, result)
-            _record_failure(directory, result)
-            raise result.error
+        error = _attempts(resolved, directory, words, launched)
+        if error is not None:
+            raise error
         return summary(directory, resolved)
+
+
+def _attempts(resolved: Resolved, directory: RunDirectory, words: list[str], launched: float) -> PacelineError | None:
+    """Attempt after attempt under the one lease, as the policy says; the error that the run ends with, if any."""
+    account = Account(directory)
+    try:
+        # What is not watched is left at the first request: the start of workers, and the wait before it.
+        with raising():
+            end, step = _until_the_end(resolved, directory, account, words, launched)
+    except Asked as asked:
+        end, step = End(interrupted(asked.how, [], None)), last_step(directory)
+    if end.error is None:
+        return None
+    error = end.error
+    if isinstance(error, Interrupted):
+        error = with_what_stands(error, resolved.job.checkpoint.place(directory.path), last_step(directory))
+    with Interrupts():
+        account.end(error, step)
+        _say(*account.notes, *_traceback(end.traceback))
+    return error
+
+
+def _until_the_end(
+    resolved: Resolved, directory: RunDirectory, account: Account, words: list[str], launched: float
+) -> tuple[End, int]:
+    """How the last attempt ended, and at which step."""
+    recovery = resolved.job.recovery
+    policy = Supervision(recovery.max_restarts, float(recovery.backoff), restart_stalled=recovery.on_stall != "stop")
+    while True:
+        result = _run_workers(resolved, directory, words, launched, first=policy.attempts == 0)
+        attempt = attempt_of(result, directory)
+        outcome = policy.after(attempt)
+        if result.error is not None:
+            account.fault(result, result.error, attempt.reached)
+        if isinstance(outcome, End):
+            return outcome, attempt.reached
+        _say(*(() if outcome.again else _traceback(attempt.traceback)))
+        _say(_restart_line(outcome, directory.attempt + 1))
+        time.sleep(outcome.delay_seconds)
+        directory.check_held()
+        account.restart(result, outcome.reason, attempt.reached)
+        directory.next_attempt()
+        launched = time.time()
+
+
+def _restart_line(outcome: Restart, attempt: int) -> str:
+    wait = f" in {format_seconds(outcome.delay_seconds)}" if outcome.delay_seconds else ""
+    same = "the same failure again: " if outcome.again else ""
+    return f"paceline: {same}{outcome.reason}; starting attempt {attempt}{wait}"
+
+
+def _traceback(text: str | None) -> list[str]:
+    return [text.rstrip()] if text else []
 
 
 def summary(directory: RunDirectory, resolved: Resolved) -> dict[str, Any]:
@@ -80,7 +136,10 @@ def summary(directory: RunDirectory, resolved: Resolved) -> dict[str, Any]:
     }
 
 
-def _run_workers(resolved: Resolved, directory: RunDirectory, words: list[str], launched: float) -> GroupResult:
+def _run_workers(
+    resolved: Resolved, directory: RunDirectory, words: list[str], launched: float, *, first: bool
+) -> GroupResult:
+    """One attempt; the `first` of the command says what it runs on, and prepares the data."""
     job, procs = resolved.job, resolved.layout.world_size
     # Beside each rank its loader's processes, and on the host the writer of checkpoints.
     cpus = plan_here(procs, job.launch.threads, job.launch.affinity == "auto", helpers=job.data.workers + 1)
@@ -89,63 +148,28 @@ def _run_workers(resolved: Resolved, directory: RunDirectory, words: list[str], 
     with start(
         ["train", *words], procs=procs, run_id=directory.run_id, port=job.launch.port, cpus=cpus, env=env
     ) as group:
-        _say(*_opening(resolved, directory))
-        _say(affinity.describe(cpus, quota, os.environ), *affinity.warnings(cpus, quota, os.environ))
-        # The workers import torch meanwhile; a wrong source is told before they are done, progress on a real terminal.
-        # Loaded here, since numpy would cost a command that only explains.
-        importlib.import_module("paceline.data.prepare").prepare(job.data)
+        if first:
+            _say(*_opening(resolved, directory))
+            _say(affinity.describe(cpus, quota, os.environ), *affinity.warnings(cpus, quota, os.environ))
+            # The workers import torch meanwhile; a wrong source is told before they are done, progress on a real
+            # terminal. Loaded here, since numpy would cost a command that only explains.
+            importlib.import_module("paceline.data.prepare").prepare(job.data)
         with stragglers_watched(directory, resolved.layout, _say):
-            return _watched(resolved, group, Control(directory.path))
+            return _watched(resolved, directory, group)
 
 
-def _watched(resolved: Resolved, group: WorkerGroup, control: Control) -> GroupResult:
-    recovery = resolved.job.recovery
+def _watched(resolved: Resolved, directory: RunDirectory, group: WorkerGroup) -> GroupResult:
+    recovery, control = resolved.job.recovery, Control(directory.path)
     return watch(
         group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout),
         stop_seconds=float(recovery.grace), asked=lambda: "paceline stop" if control.asked(STOP) else None,
+        check=directory.check_beat, tells=False,
     )  # fmt: skip
-
-
-def _after_a_request(resolved: Resolved, directory: RunDirectory, result: GroupResult) -> GroupResult:
-    """The same, preempted where it was interrupted and a checkpoint stands."""
-    if not isinstance(result.error, Interrupted):
-        return result
-    place = resolved.job.checkpoint.place(directory.path)
-    error = with_what_stands(result.error, place, _last_step(directory))
-    return result._replace(error=error, exit_code=error.exit_code)
 
 
 def _opening(resolved: Resolved, directory: RunDirectory) -> list[str]:
     attempt = f", attempt {directory.attempt}" if directory.attempt > 1 else ""
     return [f"{directory.path}{attempt}: {resolved.layout}", *(f"  {d}" for d in resolved.derivations)]
-
-
-def _record_failure(directory: RunDirectory, result: GroupResult) -> None:
-    """The fault and the verdict, as far as the disk still takes them."""
-    error = result.error
-    if error is None:
-        return
-    if isinstance(error, Preempted) and "seconds" in error.values:
-        return  # rank 0 has recorded it
-    steps = _last_step(directory)
-    try:
-        with directory.writer("supervisor") as writer:
-            if not isinstance(error, Preempted | Interrupted):
-                writer.write(_fault(error, result, steps))
-            writer.write(RunFinished(step=steps, exit=error.exit_code, reason=error.message, steps=steps, samples=0))
-    except (DiskFull, PacelineError) as full:
-        _say(f"the failure could not be recorded: {full}")
-
-
-def _fault(error: PacelineError, result: GroupResult, step: int) -> Fault:
-    return Fault(
-        step=step, rank=result.rank, host=os.uname().nodename, kind_of_fault=type(error).__name__,
-        evidence=result.traceback or "", message=error.message,
-    )  # fmt: skip
-
-
-def _last_step(directory: RunDirectory) -> int:
-    return max((int(r["step"]) for r in read_records(directory.path, kinds=("step",))), default=0)
 
 
 def _say(*lines: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tomlkit
 
+from paceline.checkpoint import grace
 from paceline.errors import JobError, PacelineError, from_record
 from paceline.job.load import LENGTHS, Job
 from paceline.job.resolve import Resolved
@@ -56,6 +57,7 @@ def open_run(resolved: Resolved) -> RunDirectory:
 
     Raises:
         RunHeld, JobError, DiskFull: see `RunDirectory.open`.
+        JobError: a save, as measured in it before, does not fit into the time that a stop signal leaves.
     """
     job = resolved.job
     path = job.run_path
@@ -66,7 +68,12 @@ def open_run(resolved: Resolved) -> RunDirectory:
     directory = RunDirectory.open(
         path, resolved_toml(resolved), resolved_values(resolved), lambda key: may_change(job, key)
     )
-    return _recorded(directory)
+    try:
+        directory.notes += grace.check(grace.measured_in(directory.path), float(job.recovery.grace), os.environ)
+        return _recorded(directory)
+    except PacelineError:
+        directory.release()
+        raise
 
 
 def _recorded(directory: RunDirectory) -> RunDirectory:

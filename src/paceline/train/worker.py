@@ -71,6 +71,7 @@ def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
         alone = world.rank == 0 and not is_supervised()
         with directory:
             if alone:
+                print(*directory.notes, sep="\n", end="\n" if directory.notes else "", file=sys.stderr, flush=True)
                 write_atomic(directory.plan_file, json.dumps(plan(resolved), indent=1))
             _attempt(resolved, world, directory, started)
         if alone:
@@ -182,6 +183,7 @@ def _keeper(
     return make_keeper(
         session, world, directory, resolved.job.checkpoint, observer, about=about, layout=layout,
         precision=resolved.precision, best_of=HELD_OUT if HELD_OUT in data.evals else next(iter(data.evals), None),
+        grace=float(resolved.job.recovery.grace),
     )  # fmt: skip
 
 

@@ -11,16 +11,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from paceline.errors import JobError
 from paceline.workers import affinity, environment, near, ports
 from paceline.workers.affinity import RankCpus
 from paceline.workers.interfaces import GLOO, check_interfaces
 from paceline.workers.oom import oom_kills
+from paceline.workers.owned_folder import OwnedFolder
 
 
 class Worker:
@@ -51,9 +50,10 @@ class Worker:
 class WorkerGroup:
     """The workers of one attempt; `watch` takes it from here. Leaving the context ends what is left of it."""
 
-    def __init__(self, run_id: str, folder: Path, plan: Sequence[RankCpus]) -> None:
+    def __init__(self, run_id: str, plan: Sequence[RankCpus]) -> None:
         self.run_id = run_id
-        self.folder = folder
+        self._owned = OwnedFolder("paceline-workers-")
+        self.folder = self._owned.path
         self.plan = list(plan)
         self.workers: list[Worker] = []
         self.started_at = time.monotonic()
@@ -76,7 +76,7 @@ class WorkerGroup:
             worker.process.wait()
             if worker.process.stdout is not None:
                 worker.process.stdout.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._owned.close()
 
 
 def start(
@@ -113,7 +113,7 @@ def start(
     check_interfaces(base, False, (GLOO,))
     plan = list(cpus) if cpus is not None else plan_here(procs, threads, pin)
     with ports.listen(port) as listener:
-        group = WorkerGroup(run_id, Path(tempfile.mkdtemp(prefix="paceline-workers-")), plan)
+        group = WorkerGroup(run_id, plan)
         try:
             for rank in range(procs):
                 variables = _variables(group, rank, procs, listener.getsockname()[1])

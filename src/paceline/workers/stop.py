@@ -148,4 +148,3 @@ def noted() -> Iterator[None]:
     finally:
         _listener = None
         listener.end()
-

@@ -50,6 +50,12 @@ class GroupResult(NamedTuple):
     exits: list[int | None]
     seconds: float
     signal: int | None
+    reached: int
+    """Optimizer steps done, by the rank that told of most."""
+    failed_at: float
+    """CLOCK_MONOTONIC at which the first failure was seen, or the end."""
+    asked: str | None
+    """How somebody asked for the end, if that happened first."""
 
 
 def watch(
@@ -61,6 +67,8 @@ def watch(
     asked: Callable[[], str | None] = lambda: None,
     out: IO[str] | None = None,
     log_dir: Path | None = None,
+    check: Callable[[], object] = lambda: None,
+    tells: bool = True,
 ) -> GroupResult:
     """Wait until every worker has ended; none is left afterwards. The traceback, if any, is the last thing on `out`.
 
@@ -74,10 +82,12 @@ def watch(
         asked: looked at again and again; how a request to stop came that is no signal, or None.
         out: where workers' output goes; stderr unless given.
         log_dir: also keep each rank's whole output there.
+        check: called again and again; what it raises ends the workers at once and passes through.
+        tells: whether to print the traceback.
     """
     output = Output(out or sys.stderr, len(group.workers), log_dir)
     with group, Interrupts(asked) as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
-        return _Watch(group, output, pipes, interrupts, stall_seconds, start_seconds, stop_seconds).run()
+        return _Watch(group, output, pipes, interrupts, stall_seconds, start_seconds, stop_seconds, check, tells).run()
 
 
 class _Pipes:
@@ -151,6 +161,8 @@ class _Watch:
         stall_seconds: float | None,
         start_seconds: float | None,
         stop_seconds: float,
+        check: Callable[[], object],
+        tells: bool,
     ) -> None:
         self.group = group
         self.output = output
@@ -159,12 +171,16 @@ class _Watch:
         self.stall_seconds = stall_seconds
         self.start_seconds = start_seconds
         self.stop_seconds = stop_seconds
+        self.check = check
+        self.tells = tells
+        self.asked: str | None = None
         self.joined = start_seconds is None
 
     def run(self) -> GroupResult:
         decision: Decision | None = None
         while live := self.group.live():
             self.pipes.pump(_TICK_SECONDS)
+            self.check()
             if self.interrupts.how is not None:
                 decision = self._interrupted(self.interrupts.how)
                 break
@@ -222,6 +238,7 @@ class _Watch:
 
     def _stop_all(self, how: str) -> Decision | None:
         """Have all workers stop in their time; what they say of it, unless somebody wants to leave at once."""
+        self.asked = how
         for worker in self.group.live():
             worker.send(signal.SIGTERM)
         self._until(lambda: not self.group.live() or self.interrupts.leaves, self.stop_seconds)
@@ -295,7 +312,7 @@ class _Watch:
     def _result(self, decision: Decision | None) -> GroupResult:
         self.pipes.drain()
         self.output.close()
-        if decision is not None and decision.traceback:
+        if decision is not None and decision.traceback and self.tells:
             self._say(decision.traceback.rstrip())
         return GroupResult(
             exit_code=0 if decision is None else decision.error.exit_code,
@@ -306,6 +323,11 @@ class _Watch:
             exits=[worker.poll() for worker in self.group.workers],
             seconds=time.monotonic() - self.group.started_at,
             signal=self.interrupts.received[0] if self.interrupts.received else None,
+            reached=max((beat.step for w in self.group.workers if (beat := self._beat(w.rank))), default=-1),
+            failed_at=min(
+                (w.ended_at for w in self.group.workers if w.poll() and w.ended_at), default=time.monotonic()
+            ),
+            asked=self.asked,
         )
 
     def _say(self, text: str) -> None:

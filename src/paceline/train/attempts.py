@@ -1,0 +1,109 @@
+"""The attempts of one command: how each ended, as the policy wants to know it, and what the records keep of it. No torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+
+from paceline.errors import DiskFull, Interrupted, PacelineError, Preempted
+from paceline.run.directory import RunDirectory
+from paceline.run.records import Fault, Record, Restart, RunFinished, read_records
+from paceline.workers.supervise import Attempt
+from paceline.workers.verdict import Verdict
+from paceline.workers.watch import GroupResult
+
+_FROM_OUTSIDE = (-1, -2, -9, -15)
+"""Deaths by SIGHUP, SIGINT, SIGKILL and SIGTERM: two of them in a row say nothing about the job."""
+
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
+_RANKS = re.compile(r"\branks? [#, ]+")
+
+
+def attempt_of(result: GroupResult, directory: RunDirectory) -> Attempt:
+    """An attempt that has ended, from what its workers left and from the records of its beginning."""
+    return Attempt(
+        error=result.error,
+        signature=signature(result),
+        start=_start_step(directory),
+        reached=result.reached if result.reached >= 0 else last_step(directory),
+        agreed=_agreed(result.verdicts.values(), len(result.exits)),
+        told_to_stop=result.asked is not None,
+        traceback=result.traceback,
+    )
+
+
+def signature(result: GroupResult) -> str | None:
+    """What makes a failure the same as another one: its kind, its place and its words without the numbers in them."""
+    error, told = result.error, result.verdicts.get(-1 if result.rank is None else result.rank)
+    if error is None:
+        return None
+    if told is None and error.values.get("signal") is not None and _outside(int(error.values["signal"])):
+        return None
+    raised = (told.error or {}) if told is not None and told.error is not None else {}
+    kind = raised.get("kind") or type(error).__name__
+    words = str(raised.get("message") or error.message).strip().partition("\n")[0]
+    place = (told.where if told is not None else None) or ""
+    return f"{kind} at {place}: {_RANKS.sub('rank # ', _NUMBERS.sub('#', words))}"
+
+
+def _outside(signal_number: int) -> bool:
+    return -signal_number in _FROM_OUTSIDE
+
+
+def _start_step(directory: RunDirectory) -> int | None:
+    """The step that this attempt began after; None where it did not come to its first one."""
+    for record in read_records(directory.path, kinds=("run_started",)):
+        if int(record["attempt"]) == directory.attempt:
+            return int(record["step"])
+    return None
+
+
+def last_step(directory: RunDirectory) -> int:
+    """The last step that is on record."""
+    return max((int(record["step"]) for record in read_records(directory.path, kinds=("step",))), default=0)
+
+
+def _agreed(verdicts: Iterable[Verdict], procs: int) -> bool:
+    """Whether every rank raised the same error of ours."""
+    told = [verdict.error for verdict in verdicts if verdict.error is not None]
+    if len(told) < procs or any(error.get("kind") != PacelineError.__name__ for error in told):
+        return False
+    return len({_NUMBERS.sub("#", str(error.get("message"))) for error in told}) == 1
+
+
+class Account:
+    """Writes down what the supervisor knows, as far as the disk still takes it."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self.notes: list[str] = []
+        """What could not be written, to be said."""
+
+    def fault(self, result: GroupResult, error: PacelineError, step: int) -> None:
+        """What broke, in the attempt that has just ended. That somebody ended it is no fault."""
+        if isinstance(error, Preempted | Interrupted):
+            return
+        self._write(
+            Fault(step=step, rank=result.rank, host=os.uname().nodename, kind_of_fault=type(error).__name__,
+                  evidence=result.traceback or "", message=error.message)
+        )  # fmt: skip
+
+    def restart(self, result: GroupResult, reason: str, step: int) -> None:
+        """That the next attempt starts now."""
+        seconds = time.monotonic() - result.failed_at
+        self._write(Restart(step=step, reason=reason, next_attempt=self._directory.attempt + 1, seconds=seconds))
+
+    def end(self, error: PacelineError, step: int) -> None:
+        """The verdict of the command, unless rank 0 has written it with more about it."""
+        if isinstance(error, Preempted) and "seconds" in error.values:
+            return
+        self._write(RunFinished(step=step, exit=error.exit_code, reason=error.message, steps=step, samples=0))
+
+    def _write(self, record: Record) -> None:
+        try:
+            with self._directory.writer("supervisor") as writer:
+                writer.write(record)
+        except (DiskFull, OSError) as error:
+            self.notes.append(f"{type(record).__name__} could not be recorded: {error}")

@@ -39,14 +39,17 @@ def gather(run_dir: Path, fault: Fault, truth: Sequence[Entry]) -> Evidence:
     seen = next((r for r in after if _names(r, fault)), None)
     steps = [r for r in records if r["kind"] == "step"]
     lost = len(redone(records))
+    attempts = max((int(r["attempt"]) for r in records), default=0)
     return Evidence(
-        attempts=max((int(r["attempt"]) for r in records), default=0),
+        attempts=attempts,
         detect_seconds=_since(struck, seen),
         recover_seconds=_since(struck, _recovered(after, fault)),
         steps_redone=lost,
         named=_name(seen) if fault.named and seen is not None else None,
         named_rank=seen.get("rank") if fault.named and seen is not None else None,
-        within=fault.strikes != "worker" or struck is None or lost <= _since_durable(records, struck),
+        within=fault.strikes != "worker"
+        or struck is None
+        or lost <= _since_durable(records, struck) * max(1, attempts - 1),
         failed_saves=sum(r["kind"] == "checkpoint" and r["state"] == "failed" for r in records),
         skipped=[int(r["step"]) for r in steps if r.get("skipped")],
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.checkpoint.folders import step_folder
-from paceline.drill import damage, reach, weaken
+from paceline.drill import damage, reach
 from paceline.drill.evidence import gather
 from paceline.drill.faults import Control, Fault
 from paceline.drill.judge import Place, ending, likeness, tolerance_of
@@ -112,7 +112,7 @@ class _Run:
     def __init__(self, ground: Ground, fault: Fault, name: str, order: Order, control: Control | None) -> None:
         self._ground, self._fault, self._order, self._control = ground, fault, order, control
         self._dir = ground.folder / name
-        self._words = [*ground.own.words, *weaken.words(order.without)]
+        self._words = list(ground.own.words)
         self._checkpoints = str(self._dir / "checkpoints")
         if fault.kind == "full-disk":
             self._checkpoints = str(ground.folder / f"{name}-disk" / "checkpoints")

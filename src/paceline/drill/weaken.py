@@ -40,14 +40,14 @@ def in_worker(without: str) -> Switch | None:
 
 def in_supervisor(without: str) -> None:
     """Switch a protection off that the supervisor has."""
-    change = {"watchdog": _blind, "no-progress-rule": _endless, "straggler-watch": _look_away}.get(without)
+    change = {
+        "restarts": _end_at_once,
+        "watchdog": _blind,
+        "no-progress-rule": _endless,
+        "straggler-watch": _look_away,
+    }.get(without)
     if change is not None:
         change()
-
-
-def words(without: str) -> list[str]:
-    """Keys of the job that switch it off."""
-    return ["recovery.max_restarts=0"] if without == "restarts" else []
 
 
 def _believe_checkpoints() -> bool:
@@ -97,5 +97,17 @@ def _look_away() -> None:
     watch.StragglerWatch.look = lambda self: None
 
 
+def _end_at_once() -> None:
+    supervise: Any = importlib.import_module("paceline.workers.supervise")
+    supervise.Supervision.after = lambda self, attempt: supervise.End(attempt.error, attempt.traceback)
+
+
 def _endless() -> None:
-    """Filled in with the supervisor's own rule."""
+    supervise: Any = importlib.import_module("paceline.workers.supervise")
+    after = supervise.Supervision.after
+
+    def again(self: Any, attempt: Any) -> Any:
+        self._max_restarts, self._series, self._idle = 10**9, [], 0
+        return after(self, attempt)
+
+    supervise.Supervision.after = again

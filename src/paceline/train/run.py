@@ -154,7 +154,7 @@ def _run_workers(
             # The workers import torch meanwhile; a wrong source is told before they are done, progress on a real
             # terminal. Loaded here, since numpy would cost a command that only explains.
             importlib.import_module("paceline.data.prepare").prepare(job.data)
-        with stragglers_watched(directory, resolved.layout, _say):
+        with stragglers_watched(directory, resolved.layout, _say, resolved.job.recovery.on_straggler):
             return _watched(resolved, directory, group)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from paceline.errors import DiskFull
 from paceline.parallel.layout import Layout
+from paceline.run.control import ask_procs
 from paceline.run.directory import RunDirectory
 from paceline.run.records import Straggler
 from paceline.telemetry.straggler_watch import StragglerWatch
@@ -17,12 +18,12 @@ def stragglers_watched(
     directory: RunDirectory,
     layout: Layout,
     say: Callable[[str], object],
-    without: Callable[[Straggler], object] | None = None,
+    policy: str = "report",
 ) -> Iterator[None]:
     """Inside, each straggler of the attempt is recorded and said.
 
     Args:
-        without: called with one whose rank is known, where the policy is to go on without it.
+        policy: `recovery.on_straggler`; `restart-without` asks once for one rank fewer, of a run that may have fewer.
     """
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(directory.writer("stragglers"))
@@ -31,8 +32,8 @@ def stragglers_watched(
             with contextlib.suppress(DiskFull):
                 writer.write(found)
             say(f"paceline: {described(found)}")
-            if without is not None and found.rank is not None:
-                without(found)
+            if policy == "restart-without" and found.rank is not None and layout.world_size > 1:
+                ask_procs(directory.path, layout.world_size - 1)
 
         stack.enter_context(StragglerWatch(directory.path, directory.attempt, alike(layout), told))
         yield

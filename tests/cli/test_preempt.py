@@ -195,7 +195,9 @@ def test_a_grace_that_the_measured_save_does_not_fit_is_refused(launch: Launcher
     refused = launch([*longer, "recovery.grace=1ms", "--json"])
     assert refused.returncode == 78, refused.stderr
     error = json.loads(refused.stdout)["error"]
-    assert error["key"] == "recovery.grace" and error["values"]["save_seconds"] > 0 and "recovery.grace=" in error["next"]
+    assert (
+        error["key"] == "recovery.grace" and error["values"]["save_seconds"] > 0 and "recovery.grace=" in error["next"]
+    )
     assert newest(run) == 3 and not (run / "lease.json").exists(), "nothing was started and nothing is held"
     assert launch(longer).returncode == 0
 
@@ -216,7 +218,9 @@ def test_signals_at_random_moments_to_a_random_rank_lose_nothing(
     print(f"seed {seed}")
     draw, run = random.Random(seed), text / "runs" / "default"
     for _ in range(count):
-        running = begin(launch, f"checkpoint.every={draw.choice(['end', '1', '3'])}", f"data.workers={draw.choice([0, 2])}")
+        running = begin(
+            launch, f"checkpoint.every={draw.choice(['end', '1', '3'])}", f"data.workers={draw.choice([0, 2])}"
+        )
         pids = [running.process.pid, *workers(running)]
         time.sleep(draw.uniform(0.0, 1.5))
         began = time.monotonic()

@@ -10,7 +10,6 @@ The run removes a file once it has done what it asks. What stands there from bef
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from pathlib import Path
 
@@ -79,7 +78,7 @@ class Control:
         found = {}
         for name in NAMES:
             with contextlib.suppress(OSError):
-                stamp = os.stat(self._folder / name).st_mtime_ns
+                stamp = (self._folder / name).stat().st_mtime_ns
                 if self._void.get(name) != stamp:
                     found[name] = stamp
         return found

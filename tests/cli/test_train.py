@@ -98,8 +98,10 @@ def test_a_held_directory_is_refused_and_ctrl_c_leaves_130(launch: Launcher, tex
     assert [r["exit"] for r in finished] == [130]
 
 
-def test_a_worker_that_dies_ends_the_run_and_the_next_start_goes_on(launch: Launcher, text: Path) -> None:
-    words = ["train", *SMALL, "run.steps=100000", "run.log_every=1", "--procs", "2"]
+def test_without_restarts_a_worker_that_dies_ends_the_run_and_the_next_start_goes_on(
+    launch: Launcher, text: Path
+) -> None:
+    words = ["train", *SMALL, "run.steps=100000", "run.log_every=1", "recovery.max_restarts=0", "--procs", "2"]
     running = launch.start(words)
     running.until("step 5/", timeout=60)
     workers = _children(running.process.pid)

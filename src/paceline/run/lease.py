@@ -131,7 +131,7 @@ def read_holder(path: Path) -> Holder | None:
 
 def why_dead(path: Path, holder: Holder, expires_seconds: float = EXPIRES_SECONDS) -> str | None:
     """Why the holder counts as dead; None while it lives."""
-    if (holder.host, holder.namespace) == (os.uname().nodename, _namespace()):
+    if _is_here(holder):
         start = _process_start(holder.pid)
         return None if start is not None and start == holder.process_start else "that process is gone"
     try:
@@ -143,16 +143,28 @@ def why_dead(path: Path, holder: Holder, expires_seconds: float = EXPIRES_SECOND
     return f"no heartbeat for {format_seconds(silent_seconds)} (limit {format_seconds(expires_seconds)})"
 
 
-def held(path: Path, holder: Holder) -> RunHeld:
+def held(path: Path, holder: Holder, expires_seconds: float = EXPIRES_SECONDS) -> RunHeld:
     """The error for a directory whose holder lives."""
+    beat = ""
+    if not _is_here(holder):
+        with contextlib.suppress(OSError):
+            silent = format_seconds(max(0.0, time.time() - path.stat().st_mtime))
+            beat = (
+                f"; its last heartbeat is {silent} old, and it counts as dead after {format_seconds(expires_seconds)}"
+            )
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     return RunHeld(
-        f"{path.parent} is held by pid {holder.pid} on {holder.host} since {since} (attempt {holder.attempt})",
+        f"{path.parent} is held by pid {holder.pid} on {holder.host} since {since} (attempt {holder.attempt}){beat}",
         key="run.name",
         values={"directory": str(path.parent), "host": holder.host, "pid": holder.pid, "since": holder.since,
                 "attempt": holder.attempt},
         hint=f"Wait for it, end it with Ctrl-C or `kill {holder.pid}` on its host, or give this run another run.name.",
     )  # fmt: skip
+
+
+def _is_here(holder: Holder) -> bool:
+    """Whether its process would be visible to this one."""
+    return (holder.host, holder.namespace) == (os.uname().nodename, _namespace())
 
 
 def _namespace() -> str:

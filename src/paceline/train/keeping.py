@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.checkpoint.config import CheckpointSection
 from paceline.checkpoint.folders import list_steps
+from paceline.checkpoint.interval import RECOVERY_SECONDS, failure_rate
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.messages import KeepRule, SaveHead
 from paceline.checkpoint.saver import Saver
@@ -21,6 +22,7 @@ from paceline.errors import JobError
 from paceline.job.resolve import Resolved
 from paceline.run.control import Control
 from paceline.run.directory import RunDirectory
+from paceline.run.history import History, history
 from paceline.train.certificate import certify, describe
 from paceline.train.keep import Keeper, Voice
 from paceline.train.observe import RunObserver
@@ -69,6 +71,7 @@ def make_keeper(
     best_name = (section.best_of or best_of) if section.keep_best else None
 
     def head(step: int, evals: Mapping[str, float]) -> SaveHead:
+        directory.check_attempt()
         loss = evals.get(best_name or best_of or "", math.nan)
         return SaveHead(
             step=step, samples=step * session.samples_per_step, layout=dict(layout), about=dict(about),
@@ -91,7 +94,7 @@ def make_keeper(
         notify=lambda event: keeper.told(event),
     )  # fmt: skip
     keeper = Keeper(
-        saver, Schedule.of(section, now=time.monotonic(), ranks=world.world_size), state.own, head, voice, place=place,
+        saver, make_schedule(section, directory, world), state.own, head, voice, place=place,
         certify=first_after_resume if manifest and not is_imported(manifest) and session.is_writer else None,
         rank=world.rank, last_step=session.steps, start_step=session.start_step,
         has_start=session.start.manifest is not None and session.start.own,
@@ -101,6 +104,16 @@ def make_keeper(
         best=manifest.state.get(BEST_EVAL) if manifest is not None and session.start.own else None,
     )  # fmt: skip
     return keeper
+
+
+def make_schedule(section: CheckpointSection, directory: RunDirectory, world: World) -> Schedule:
+    """When to save, by how often this run has failed so far where that is more than such runs do."""
+    past = history(directory.path) if world.rank == 0 else History()
+    rate = failure_rate(world.world_size, failures=past.failures, run_seconds=past.run_seconds)
+    return Schedule.of(
+        section, now=time.monotonic(), ranks=world.world_size, failures_per_second=rate,
+        recovery_seconds=RECOVERY_SECONDS if past.recovery_seconds is None else past.recovery_seconds,
+    )  # fmt: skip
 
 
 def make_room(section: CheckpointSection, place: str, state: TrainingState, ranks: int) -> list[str]:

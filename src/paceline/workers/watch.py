@@ -30,9 +30,9 @@ from paceline.workers.start import Worker, WorkerGroup
 from paceline.workers.verdict import Verdict
 
 SETTLE_SECONDS = 2.0
-"""Time that the other ranks have, after the first failure, to leave their own verdicts."""
-TERM_SECONDS = 2.0
-"""Time between SIGTERM and SIGKILL once the group has failed."""
+"""Time that the other ranks have, after an echo of a failure, to leave their own verdicts: one of them is its cause."""
+KNOWN_SECONDS = 0.3
+"""The same where the cause is known: a rank that failed by itself. Whatever failed before it has told by then."""
 _STOPPED_EXITS = (Preempted.exit_code, Interrupted.exit_code)
 _STOPPED_CODES = tuple(-number for number in STOPPING)
 _TICK_SECONDS = 0.2
@@ -191,7 +191,7 @@ class _Watch:
                 decision = self._failure()
                 break
             if decision := self._late(live):
-                self._end(0.0)
+                self._end()
                 break
         else:
             decision = self._ended()
@@ -215,10 +215,16 @@ class _Watch:
         self.pipes.drain()
         self.output.mute()
         seen = self._stacks()
-        self._until(lambda: not self.group.live(), SETTLE_SECONDS)
+        self._until(lambda: not self.group.live() or self._is_cause_known(), SETTLE_SECONDS)
         endings = self._endings()
-        self._end(TERM_SECONDS)
+        # No SIGTERM first: to a rank that trains it is a request to go on until the step is done, which never will be.
+        self._end()
         return decide.decide(endings, seen)
+
+    def _is_cause_known(self) -> bool:
+        """Whether a rank has failed by itself, and the others have had their moment since."""
+        first = decide.first_failure(self._endings())
+        return first is not None and first.cause == "own" and time.monotonic() - first.time > KNOWN_SECONDS
 
     def _one_was_asked(self) -> bool:
         """Whether a worker has ended because it was asked to stop: by its verdict, or by a signal before it listened."""
@@ -244,7 +250,7 @@ class _Watch:
         self._until(lambda: not self.group.live() or self.interrupts.leaves, self.stop_seconds)
         killed = [worker.rank for worker in self.group.live()]
         endings = self._endings()
-        self._end(0.0)
+        self._end()
         told = [e for e in endings if e.verdict is not None or e.returncode == 0]
         if len(told) == len(endings) and not any(e.failed for e in told):
             return None
@@ -293,12 +299,8 @@ class _Watch:
             for worker in self.group.workers
         ]
 
-    def _end(self, grace: float) -> None:
-        """SIGTERM, then SIGKILL to those that are still there after `grace` seconds."""
-        if grace > 0:
-            for worker in self.group.live():
-                worker.send(signal.SIGTERM if stacks.state(worker.pid) == "alive" else signal.SIGKILL)
-            self._until(lambda: not self.group.live(), grace)
+    def _end(self) -> None:
+        """SIGKILL to those that are still there."""
         for worker in self.group.live():
             worker.send(signal.SIGKILL)
         for worker in self.group.workers:

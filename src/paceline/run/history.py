@@ -1,0 +1,48 @@
+"""What the attempts of a run came to so far, from its records: how often it failed, and how long it took to go on."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.run.records import read_records
+
+_KINDS = ("run_started", "window", "checkpoint", "certificate", "fault", "restart", "run_finished")
+"""Without the steps: of a long run there are too many for each start to read."""
+_STEPPED = ("window", "certificate")
+FAILURES = ("WorkerFailed", "OutOfMemory", "Stalled")
+"""Faults that say how often this job fails on these machines; others are the job's, or somebody's will."""
+
+
+class History(msgspec.Struct, frozen=True):
+    """`failures` in `run_seconds` of all attempts together; `recovery_seconds` from a failure until steps were made
+    again, in the median, None where no failure was outlived."""
+
+    failures: int = 0
+    run_seconds: float = 0.0
+    recovery_seconds: float | None = None
+
+
+def history(run_dir: Path) -> History:
+    """The history of the run in `run_dir`; nothing for a fresh one."""
+    by_attempt: dict[int, list[dict[str, Any]]] = {}
+    for record in read_records(run_dir, kinds=_KINDS):
+        by_attempt.setdefault(int(record["attempt"]), []).append(record)
+    failures, seconds, recoveries = 0, 0.0, []
+    failed_at: float | None = None
+    for _, records in sorted(by_attempt.items()):
+        seconds += records[-1]["time"] - records[0]["time"]
+        first_step = next((r["time"] for r in records if r["kind"] in _STEPPED), None)
+        if failed_at is not None and first_step is not None:
+            recoveries.append(first_step - failed_at)
+            failed_at = None
+        faults = [r for r in records if r["kind"] == "fault" and r.get("kind_of_fault") in FAILURES]
+        failures += len(faults)
+        # A command given later has waited for somebody; that is no recovery.
+        is_restarted = any(r["kind"] == "restart" for r in records)
+        if faults and is_restarted and failed_at is None:
+            failed_at = faults[0]["time"]
+    return History(failures, seconds, statistics.median(recoveries) if recoveries else None)

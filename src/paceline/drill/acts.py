@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.drill.order import MARK, Order
+from paceline.drill.order import EVERY_RANK, MARK, Order
 from paceline.workers.processes import descendants
 
 DATA, STEP, SAVE = "waiting for data", "training step", "copying the state for a save"
@@ -41,9 +41,9 @@ class Act(NamedTuple):
     notes_itself: bool = False
 
 
-def rank_of(order: Order) -> int:
-    """The rank that does it: a link is made slow by the first one, for all."""
-    return 0 if order.kind == "slow-link" else order.rank
+def is_for(order: Order, rank: int) -> bool:
+    """Whether a rank does it: a link is made slow by the first one, for all."""
+    return order.rank == EVERY_RANK or rank == (0 if order.kind == "slow-link" else order.rank)
 
 
 def _die_soon(order: Order) -> None:
@@ -162,6 +162,7 @@ ACTS = {
     "held-gil": Act(STEP, _hold_interpreter),
     "nan": Act(STEP, _spoil_gradients, again=True),
     "slow-rank": Act(STEP, _sleep, lasts=True, again=True),
+    "pace": Act(STEP, _sleep, lasts=True, again=True),
     "slow-data": Act(DATA, _sleep, lasts=True, again=True),
     "slow-cpu": Act(STEP, _enter_cgroup, again=True),
     "slow-link": Act(STEP, _shape_link, again=True),

@@ -28,7 +28,7 @@ def arm() -> None:
         writer: Any = importlib.import_module("paceline.checkpoint.writer_process")
         writer.COMMAND = (sys.executable, "-m", "paceline.drill.disk_writer")
     act = acts.ACTS.get(order.kind)
-    struck = None if act is None or int(os.environ["RANK"]) != acts.rank_of(order) else _Strike(order, act)
+    struck = _Strike(order, act) if act is not None and acts.is_for(order, int(os.environ["RANK"])) else None
     if struck is not None or order.without:
         _listen(struck, weaken.in_worker(order.without))
 

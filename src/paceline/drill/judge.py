@@ -30,10 +30,9 @@ class Place(msgspec.Struct, frozen=True):
     run_dir: Path
     checkpoints: str
 
-    def newest(self, below: int | None = None) -> int | None:
-        """The newest committed step, below a given one."""
-        steps = [s for s in list_steps(open_storage(self.checkpoints)) if below is None or s < below]
-        return steps[-1] if steps else None
+    def saved(self) -> list[int]:
+        """The committed steps, rising."""
+        return list_steps(open_storage(self.checkpoints))
 
 
 class Likeness(msgspec.Struct, frozen=True):

@@ -18,6 +18,8 @@ from typing import Any
 VARIABLE = "PACELINE_DRILL"
 ATTEMPT = "PACELINE_ATTEMPT"
 
+EVERY_RANK = -1
+
 MARK = "a fault of this drill"
 """Words in the message of every exception that a drill raises."""
 
@@ -28,7 +30,7 @@ class Order:
 
     Attributes:
         kind: of `faults.FAULTS`; empty for none.
-        rank: that it strikes.
+        rank: that it strikes; `EVERY_RANK` for all.
         step: optimizer step, counted from 1, in which it strikes first.
         truth: the truth file.
         seed: of what is random in it.

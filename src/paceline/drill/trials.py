@@ -18,7 +18,7 @@ from paceline.drill import damage, reach
 from paceline.drill.evidence import gather
 from paceline.drill.faults import Control, Fault
 from paceline.drill.judge import Place, ending, likeness, tolerance_of
-from paceline.drill.order import VARIABLE, Order
+from paceline.drill.order import EVERY_RANK, VARIABLE, Order
 from paceline.drill.result import Trial
 from paceline.errors import PacelineError
 from paceline.rehearsal.trial import Ended, copy_run, run_once, run_until_killed
@@ -32,8 +32,11 @@ STEPS, EVERY, LOG_EVERY = 24, 6, 4
 FIRST_STEP, LAST_STEP = 8, 11
 """A fault strikes in a step between these: one save is behind it, one comes before the end and one after that."""
 
-KILLED_AT = 2 * EVERY
+PACE_SECONDS = 0.05
+"""Shortest step of the run that is killed whole: a quicker one would be at its end before the kill reaches it."""
+
 KILL_TRIES = 3
+INJECTOR = "paceline.drill.inject"
 GONE_SECONDS = 5.0
 """Longest that the processes of a command are there after it: the checkpoint writer ends what it has begun."""
 
@@ -144,7 +147,9 @@ class _Run:
         actual = Place(self._dir, self._checkpoints)
         step = STEPS
         if fault.ends in ("no progress", "bad step"):
-            step = actual.newest(below=struck.get("step", STEPS)) or 0
+            # Which steps are saved is a matter of time: what comes due during a save is made after it.
+            both = {s for s in ground.undisturbed.saved() if s < struck.get("step", STEPS)} & set(actual.saved())
+            step = max(both, default=0)
         is_elsewhere = fault.strikes == "ranks"
         alike = likeness(
             ground.undisturbed, actual, step or None, tolerance_of(ground.own.precision) if is_elsewhere else None
@@ -183,27 +188,29 @@ class _Run:
 
     def _variables(self) -> dict[str, str]:
         return {
-            **self._order.environment(), BEFORE: "paceline.drill.inject", "TMPDIR": str(self._temporary),
+            **self._order.environment(), BEFORE: INJECTOR, "TMPDIR": str(self._temporary),
         }  # fmt: skip
 
     def _damaged(self) -> str:
-        copy_run(killed_run(self._ground), self._dir, KILLED_AT)
-        folder = Path(self._checkpoints) / step_folder(KILLED_AT)
+        source, newest = killed_run(self._ground)
+        copy_run(source, self._dir, newest)
+        folder = Path(self._checkpoints) / step_folder(newest)
         do: Callable[[], dict[str, object]] = (
             (lambda: damage.flip_bit(folder, self._order.seed))
             if self._fault.kind == "corrupted-checkpoint"
             else (lambda: damage.cut_off(folder))
         )
         done = do()
-        self._order.note(rank=None, step=KILLED_AT, **done)
+        self._order.note(rank=None, step=newest, **done)
         self._command()
         return f"{self._fault.does}: {done}"
 
     def _elsewhere(self) -> str:
         other = self._ground.other
         assert other is not None, "a fault that cannot be tried is left out before"
-        copy_run(killed_run(self._ground), self._dir, KILLED_AT)
-        self._order.note(rank=None, step=KILLED_AT, procs=other.procs)
+        source, newest = killed_run(self._ground)
+        copy_run(source, self._dir, newest)
+        self._order.note(rank=None, step=newest, procs=other.procs)
         self._command(words=other.words)
         return f"{self._fault.does}: from {self._ground.own.procs} to {other.procs}"
 
@@ -226,17 +233,21 @@ class _Run:
         return [*([f"processes {pids} were left behind"] if pids else []), *([f"{found} left behind"] if found else [])]
 
 
-def killed_run(ground: Ground) -> Path:
-    """A run that was killed whole once its second checkpoint was durable; made when it is first asked for."""
-    run_dir = ground.folder / "killed"
-    if run_dir.exists():
-        return run_dir
+def killed_run(ground: Ground) -> tuple[Path, int]:
+    """A run that was killed whole once it had two checkpoints, and the newest one; made when it is first asked for."""
+    run = Place(ground.folder / "killed", str(ground.folder / "killed" / "checkpoints"))
+    slow = Order(
+        kind="pace", rank=EVERY_RANK, step=1, truth=str(ground.folder / "killed.truth.jsonl"), seconds=PACE_SECONDS
+    )
+    env = {**slow.environment(), BEFORE: INJECTOR}
     for _ in range(KILL_TRIES):
         # On a busy host a moment can be long: a run that came to its end before the kill is made again.
-        if run_until_killed(run_dir, list(ground.own.words), KILLED_AT):
-            return run_dir
-        shutil.rmtree(run_dir)
+        if run.run_dir.exists() or run_until_killed(
+            run.run_dir, ground.own.words, lambda: len(run.saved()) >= 2, env=env
+        ):
+            return run.run_dir, run.saved()[-1]
+        shutil.rmtree(run.run_dir)
     raise PacelineError(
-        f"the run came to its end {KILL_TRIES} times before it could be killed after step {KILLED_AT}",
-        values={"step": KILLED_AT, "tries": KILL_TRIES},
+        f"the run came to its end {KILL_TRIES} times before it could be killed after its second save",
+        values={"tries": KILL_TRIES},
     )

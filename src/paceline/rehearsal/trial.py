@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,23 +79,32 @@ def run_to_end(run_dir: Path, words: Sequence[str]) -> dict[str, Any]:
     return ended.document
 
 
-def run_until_killed(run_dir: Path, words: Sequence[str], step: int) -> int:
-    """`paceline train` in `run_dir`, SIGKILLed with all its processes once its checkpoint of `step` is durable.
+def run_until_killed(
+    run_dir: Path, words: Sequence[str], ready: Callable[[], bool], *, env: Mapping[str, str] | None = None
+) -> int:
+    """`paceline train` in `run_dir`, SIGKILLed with all its processes once it is `ready`: see `is_durable`.
+
+    Args:
+        env: variables beside those of this process.
 
     Returns:
         How many processes there were; 0 where the run was done before the kill reached it.
 
     Raises:
-        PacelineError: it ended before the checkpoint was durable.
+        PacelineError: it ended before that.
     """
     out, log = _outputs(run_dir)
-    mark = run_dir / "checkpoints" / step_folder(step) / COMMIT_FILE
-    with started(_train(run_dir, words), out, log) as process:
-        durable = _wait_for(mark, process)
+    with started(_train(run_dir, words), out, log, env=env) as process:
+        was_ready = _wait_until(ready, process)
         killed = kill_all(process) if process.poll() is None else 0
-    if not durable:
+    if not was_ready:
         raise _failure(run_dir.name, process.returncode, _document(out), log)
     return 0 if finished_record(run_dir) is not None else killed
+
+
+def is_durable(run_dir: Path, step: int) -> bool:
+    """Whether the checkpoint of `step` is committed."""
+    return (run_dir / "checkpoints" / step_folder(step) / COMMIT_FILE).exists()
 
 
 def copy_run(source: Path, target: Path, step: int) -> None:
@@ -119,10 +128,10 @@ def _copy(source: str, target: str) -> str:
     return str(shutil.copy2(source, target, follow_symlinks=False))
 
 
-def _wait_for(mark: Path, process: subprocess.Popen[bytes]) -> bool:
-    while not mark.exists():
+def _wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
+    while not ready():
         if process.poll() is not None:
-            return mark.exists()
+            return ready()
         time.sleep(_POLL_SECONDS)
     return True
 

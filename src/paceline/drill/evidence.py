@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.drill.faults import Fault
+from paceline.errors import WorkerFailed
 from paceline.run.records import read_records, redone
 
 Entry = dict[str, Any]
@@ -76,7 +77,13 @@ def _names(record: Entry, fault: Fault) -> bool:
 
 
 def _name(record: Entry) -> str:
-    return str(record["cause"] if record["kind"] == "straggler" else record["kind_of_fault"])
+    """The kind that a record names, in the words of `faults.FAULTS`."""
+    if record["kind"] == "straggler":
+        return str(record["cause"])
+    kind, message = str(record["kind_of_fault"]), str(record["message"])
+    if kind != WorkerFailed.__name__:
+        return kind
+    return "exception" if " raised " in message else "killed" if " by signal " in message else kind
 
 
 def _recovered(after: Sequence[Entry], fault: Fault) -> Entry | None:

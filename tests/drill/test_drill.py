@@ -40,11 +40,28 @@ def test_a_kill_and_a_damaged_checkpoint_are_survived_bit_for_bit_and_a_control_
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     kinds = "kill,corrupted-checkpoint"
-    words = [*SMALL, *HARD, "parallel.compile=false", "--procs", "2", "--kinds", kinds, "--seed", str(seed), "--controls"]
+    words = [
+        *SMALL,
+        *HARD,
+        "parallel.compile=false",
+        "--procs",
+        "2",
+        "--kinds",
+        kinds,
+        "--seed",
+        str(seed),
+        "--controls",
+    ]
     found = drill(launch, *words, timeout=190)
     assert found["verdict"] == "pass", found
     kill, corrupted = found["trials"]
-    assert (kill["kind"], kill["survived"], kill["equal"], kill["exits"], kill["attempts"]) == ("kill", True, True, [0], 2)
+    assert (kill["kind"], kill["survived"], kill["equal"], kill["exits"], kill["attempts"]) == (
+        "kill",
+        True,
+        True,
+        [0],
+        2,
+    )
     assert 0.0 <= kill["detect_seconds"] <= kill["recover_seconds"] and 0 <= kill["steps_redone"] <= 11
     assert kill["named_rank"] == kill["struck_rank"]
     controls = {control["without"]: control for control in found["controls"]}

@@ -52,10 +52,7 @@ def drill(
     wanted = chosen(kinds)
     # What a job scheduler sends must not leave the runs behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    ground, not_run = _prepare(words, procs, seed, wanted)
-    ground.folder.mkdir(parents=True)
-    say(f"drilling {STEPS} steps in {ground.folder}; seed {seed}")
-    _run_undisturbed(ground, say)
+    ground, not_run = begin(words, procs, seed, wanted, say)
     left_out = {n.kind for n in not_run}
     possible = [fault for fault in wanted if fault.kind not in left_out]
     against = [(BY_KIND[c.kind], c) for c in CONTROLS if BY_KIND[c.kind] in possible] if controls else []
@@ -63,7 +60,7 @@ def drill(
     found = Drill(
         job=str(split_words(words)[0] or "the built-in job"), folder=str(ground.folder), procs=procs, steps=STEPS,
         seed=seed, trials=tuple(trials), controls=tuple(_tried(ground, against, say)), not_run=tuple(not_run),
-        matrix=_scored(trials), blamed=_blamed(trials), save_stall_seconds=_stall_seconds(ground),
+        matrix=scored(trials), blamed=blamed(trials), save_stall_seconds=_stall_seconds(ground),
         save_write_seconds=ground.save_seconds, checkpoint_bytes=ground.checkpoint_bytes,
         undisturbed_seconds=ground.run_seconds, seconds=time.monotonic() - began,
         versions={"paceline": __version__, "torch": version("torch"), "python": platform.python_version()},
@@ -71,6 +68,22 @@ def drill(
     document = {"schema": "paceline.drill/1", **found.document()}
     write_atomic(ground.folder / RESULT_FILE, json.dumps(json_safe(document), indent=1) + "\n")
     return found
+
+
+def begin(
+    words: Sequence[str], procs: int, seed: int, wanted: Sequence[Fault], say: Say
+) -> tuple[Ground, list[NotRun]]:
+    """Run the job undisturbed, in a fresh folder; what trials stand on, and what cannot be tried here.
+
+    Raises:
+        JobError: the job cannot run on that number of ranks.
+        PacelineError: it failed.
+    """
+    ground, not_run = _prepare(words, procs, seed, wanted)
+    ground.folder.mkdir(parents=True)
+    say(f"drilling {STEPS} steps in {ground.folder}; seed {seed}")
+    _run_undisturbed(ground, say)
+    return ground, not_run
 
 
 def _prepare(words: Sequence[str], procs: int, seed: int, wanted: Sequence[Fault]) -> tuple[Ground, list[NotRun]]:
@@ -142,7 +155,7 @@ def _tried(ground: Ground, wanted: Sequence[tuple[Fault, Control | None]], say: 
     return found
 
 
-def _scored(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
+def scored(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
     """How often which fault was named how."""
     matrix: dict[str, dict[str, int]] = {}
     for trial in trials:
@@ -152,7 +165,7 @@ def _scored(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
     return matrix
 
 
-def _blamed(trials: Sequence[Trial]) -> tuple[int, int]:
+def blamed(trials: Sequence[Trial]) -> tuple[int, int]:
     """How often the rank was named rightly, and how often there was one to name."""
     asked = [t for t in trials if BY_KIND[t.kind].named and BY_KIND[t.kind].blames and t.struck_step is not None]
     return sum(t.named_rank == t.struck_rank for t in asked), len(asked)

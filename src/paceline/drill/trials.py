@@ -69,10 +69,14 @@ class Ground(msgspec.Struct, kw_only=True):
         return 90.0 + (6.0 if fault.ends == "no progress" else 3.0) * self.run_seconds
 
 
-def try_fault(ground: Ground, fault: Fault, control: Control | None = None) -> Trial:
-    """Run the job with a fault, with a protection off where a control asks for that."""
+def try_fault(ground: Ground, fault: Fault, control: Control | None = None, name: str | None = None) -> Trial:
+    """Run the job with a fault, with a protection off where a control asks for that.
+
+    Args:
+        name: of the run, with which its rank, step and moment are drawn; the kind of the fault unless given.
+    """
     began = time.monotonic()
-    name = f"without-{control.without}" if control else fault.kind
+    name = name or (f"without-{control.without}" if control else fault.kind)
     order = _order(ground, fault, name, control)
     with _prepared(ground, fault, name) as place:
         order = dataclasses.replace(order, place=place)

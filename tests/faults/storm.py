@@ -14,12 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.checkpoint.folders import list_steps
-from paceline.checkpoint.storage import open_storage
-from paceline.run.records import read_records
-from paceline.workers.processes import descendants
 from tests.pool.launch import TOKEN, Running
 from tests.pool.proc import carrying
+
+from paceline.run.records import read_records
 
 KINDS = {"rank": "paceline.workers.boot", "writer": "paceline.checkpoint.writer", "loader": "paceline.data.worker"}
 STEPS_BETWEEN = 40
@@ -69,14 +67,15 @@ class Storm:
         if not (self.kills and self._draw.random() < 0.1 and self.kills[-1].step != since):
             self._until(lambda: self._records.last() >= since + 1, deadline)
         self._until(lambda: self._records.last() >= since + self._draw.randrange(STEPS_BETWEEN), deadline)
-        if in_save:
-            self._until(self._is_saving, deadline)
-        else:
-            time.sleep(self._draw.random() * 0.1)
+        # Looked up before: a save is over sooner than /proc is read.
         pids = self._pids(target)
         if not pids:
             return
         rank = self._draw.choice(sorted(pids))
+        if in_save:
+            self._until(self._is_saving, deadline)
+        else:
+            time.sleep(self._draw.random() * 0.1)
         is_saving, step = self._is_saving(), self._records.last()
         with contextlib.suppress(ProcessLookupError):
             os.kill(pids[rank], signal.SIGKILL)
@@ -135,15 +134,6 @@ def shared_memory() -> set[str]:
     return {entry.name for entry in os.scandir("/dev/shm")}
 
 
-def open_ports(pid: int) -> int:
-    """Sockets that a process and its descendants hold."""
-    count = 0
-    for one in descendants(pid):
-        with contextlib.suppress(OSError):
-            count += sum(str(fd.readlink()).startswith("socket:") for fd in Path(f"/proc/{one}/fd").iterdir())
-    return count
-
-
 def redone_beyond_a_save(run_dir: Path) -> list[str]:
     """Attempts that began before the newest checkpoint that was durable when the one before them ended."""
     durable, wrong = 0, []
@@ -153,7 +143,3 @@ def redone_beyond_a_save(run_dir: Path) -> list[str]:
         elif record["kind"] == "checkpoint" and record["state"] == "durable":
             durable = max(durable, int(record["step"]))
     return wrong
-
-
-def final_step(run_dir: Path) -> int:
-    return max(list_steps(open_storage(run_dir / "checkpoints")))

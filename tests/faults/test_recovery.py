@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-
-from paceline.run.records import read_records
 from tests.cli.job import SMALL, TEXT
 from tests.faults import storm
 from tests.faults.storm import Storm
 from tests.pool.launch import Launcher
 from tests.train.attempts import left
+
+from paceline.run.records import read_records
 
 WORDS = [
     "train", *SMALL, "parallel.compile=false", "parallel.precision=fp32", "model.dropout=0.1", "run.record_samples=true",

@@ -49,7 +49,8 @@ def supervise(job: Job, words: list[str], plan: Callable[[Resolved], dict[str, A
     """
     launched = time.time()
     resolved = resolve_here(job)
-    with open_run(resolved) as directory:
+    # What is not watched is left at the first request: the start of workers, and the wait before it.
+    with raising(), open_run(resolved) as directory:
         _say(*directory.notes)
         if directory.finished is not None:
             _say(f"{directory.path}: this run is done ({directory.finished['steps']} steps); nothing to do")
@@ -65,9 +66,7 @@ def _attempts(resolved: Resolved, directory: RunDirectory, words: list[str], lau
     """Attempt after attempt under the one lease, as the policy says; the error that the run ends with, if any."""
     account = Account(directory)
     try:
-        # What is not watched is left at the first request: the start of workers, and the wait before it.
-        with raising():
-            end, step = _until_the_end(resolved, directory, account, words, launched)
+        end, step = _until_the_end(resolved, directory, account, words, launched)
     except Asked as asked:
         end, step = End(interrupted(asked.how, [], None)), last_step(directory)
     if end.error is None:
@@ -162,7 +161,7 @@ def _watched(resolved: Resolved, directory: RunDirectory, group: WorkerGroup) ->
     recovery, control = resolved.job.recovery, Control(directory.path)
     return watch(
         group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout),
-        stop_seconds=float(recovery.grace), asked=lambda: "paceline stop" if control.asked(STOP) else None,
+        stop_seconds=float(recovery.grace), asked=lambda: f"control/{STOP}" if control.asked(STOP) else None,
         check=directory.check_beat, tells=False,
     )  # fmt: skip
 

@@ -103,21 +103,6 @@ def test_no_failure_is_no_decision() -> None:
     assert decide.decide([Ending(0, 0, 1.0, None), told(1, 1.0, 0, error=None)], {}) is None
 
 
-def test_the_ranks_behind_are_the_stopped_then_the_slow_then_the_silent() -> None:
-    beats = {rank: Beat(5, "forward", 10.0 + rank, 0.0, 9) for rank in range(3)}
-    assert decide.behind(beats, {1: "stopped"}) == [1]
-    assert decide.behind({**beats, 2: Beat(4, "forward", 12.0, 0.0, 7)}, {}) == [2]
-    assert decide.behind(beats, {}) == [0]
-    assert decide.behind({**beats, 2: None}, {}) == [2]
-
-
-def test_a_stall_names_rank_step_phase_and_state() -> None:
-    beats = {0: Beat(5, "reducing gradients", 40.0, 0.0, 9), 1: Beat(5, "forward", 30.0, 0.0, 8)}
-    found = decide.stalled(60.0, beats, {1: "stopped"}, {1: "no stack"}, now=100.0)
-    assert "furthest behind: rank 1 (step 5, 'forward' since 1m 10s, process stopped)" in found.error.message
-    assert "others: rank 0 (step 5, 'reducing gradients' since 1m 00s)" in found.error.message
-
-
 def test_interruptions_say_by_what() -> None:
     error: PacelineError = decide.interrupted("Ctrl-C", [1], 10.0)
     assert isinstance(error, Interrupted) and "interrupted by Ctrl-C; nothing was saved; ranks 1 did not stop" in str(

@@ -112,7 +112,7 @@ def test_the_sections_take_auto_and_units() -> None:
     built = build({"launch": LaunchSection, "recovery": RecoverySection}, settings)
     recovery = built["recovery"]
     assert isinstance(recovery, RecoverySection)
-    assert (recovery.stall_seconds, recovery.collective_seconds) == (60.0, 54.0)
+    assert (recovery.stall_seconds, recovery.collective_seconds) == (60.0, 90.0)
     assert RecoverySection().stall_seconds == 600.0
     assert msgspec.structs.asdict(LaunchSection())["port"] is None
     wrong = {"procs_per_node": 0, "port": 70000, "affinity": "core"}

@@ -172,15 +172,14 @@ class Saver:
         if self._last is None:
             return
         self._say_next(None)
-        began, (step, phase) = time.monotonic(), heartbeat.last()
-        heartbeat.beat(step, f"waiting for the save of step {self._last.step}", heartbeat.WAITING)
+        began = time.monotonic()
         try:
-            while not self._is_settled():
-                if time.monotonic() - began > self._timeout:
-                    raise self._took_too_long(time.monotonic() - began)
-                self._host.wait(WAIT_SECONDS)
+            with heartbeat.waiting(f"waiting for the save of step {self._last.step}"):
+                while not self._is_settled():
+                    if time.monotonic() - began > self._timeout:
+                        raise self._took_too_long(time.monotonic() - began)
+                    self._host.wait(WAIT_SECONDS)
         finally:
-            heartbeat.beat(step, phase)
             self.poll()
         failed, self._unraised = self._unraised, None
         if failed is not None and failed.error is not None:

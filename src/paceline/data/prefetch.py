@@ -243,7 +243,7 @@ def _setup(dataset: Any, shape: StepShape) -> dict[str, Any]:
 def _start(number: int, setup: dict[str, Any], buffers: int, *, ready: bool) -> _Worker:
     ours, theirs = socket.socketpair()
     handles = [new_buffer_file() for _ in range(buffers)]
-    command = [sys.executable, "-m", "paceline.data.worker", str(theirs.fileno())]
+    command = [sys.executable, "-m", "paceline.data.worker", str(theirs.fileno()), str(number)]
     try:
         with held_back():
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A loader worker: `python -m paceline.data.worker FD`. Started by `prefetch`, which is the other end of the pipe.
+"""A loader worker: `python -m paceline.data.worker FD NUMBER`. Started by `prefetch`, which is the other end of the pipe.
 
 It imports no torch (unless the dataset does), so it is there in a fraction of a second. It ignores the signals that
 ask a run to stop: the rank decides when, and ends its workers by closing the pipe. Should the rank die, the pipe
@@ -22,6 +22,7 @@ from typing import Any
 
 from paceline.data.channel import FAILED, MADE, READY, SENT, Channel
 from paceline.errors import PacelineError
+from paceline.workers import environment, stacks
 from paceline.workers.affinity import rank_cpus
 from paceline.workers.signals import disregard
 
@@ -37,6 +38,8 @@ def inside_worker() -> bool:
 def main(argument: str) -> None:
     """Serve steps until the other end closes."""
     disregard()
+    if (folder := environment.folder()) is not None:
+        stacks.listen_as_helper(folder)
     _use_the_whole_mask()
     _yield_to_the_rank()
     channel = Channel(socket.socket(fileno=int(argument)))

@@ -10,12 +10,17 @@ from collections.abc import Iterable
 from paceline.errors import DiskFull, Interrupted, PacelineError, Preempted
 from paceline.run.directory import RunDirectory
 from paceline.run.records import Fault, Record, Restart, RunFinished, read_records
+from paceline.workers import screen
 from paceline.workers.supervise import Attempt
 from paceline.workers.verdict import Verdict
 from paceline.workers.watch import GroupResult
+from paceline.workers.watchdog import Stall
 
 _FROM_OUTSIDE = (-1, -2, -9, -15)
 """Deaths by SIGHUP, SIGINT, SIGKILL and SIGTERM: two of them in a row say nothing about the job."""
+
+_FROM_ELSEWHERE = ("stopped", "link")
+"""Faults of a machine or of who uses it: two of them say nothing about the job either."""
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
 _RANKS = re.compile(r"\branks? [#, ]+")
@@ -37,7 +42,7 @@ def attempt_of(result: GroupResult, directory: RunDirectory) -> Attempt:
 def signature(result: GroupResult) -> str | None:
     """What makes a failure the same as another one: its kind, its place and its words without the numbers in them."""
     error, told = result.error, result.verdicts.get(-1 if result.rank is None else result.rank)
-    if error is None:
+    if error is None or result.fault in _FROM_ELSEWHERE:
         return None
     if told is None and error.values.get("signal") is not None and _outside(int(error.values["signal"])):
         return None
@@ -86,8 +91,18 @@ class Account:
         if isinstance(error, Preempted | Interrupted):
             return
         self._write(
-            Fault(step=step, rank=result.rank, host=os.uname().nodename, kind_of_fault=type(error).__name__,
-                  evidence=result.traceback or "", message=error.message)
+            Fault(step=step, rank=result.rank, host=os.uname().nodename,
+                  kind_of_fault=result.fault or type(error).__name__,
+                  evidence=result.evidence or result.traceback or "", message=error.message)
+        )  # fmt: skip
+
+    def suspicion(self, stall: Stall) -> None:
+        """What looks like a stall and is not sure: nothing has been done about it."""
+        first, message = stall.finding.ranks[0], screen.sentence(stall.finding, stall.snapshot)
+        self._write(
+            Fault(step=max(0, stall.snapshot.ranks[first].step), rank=first, host=stall.snapshot.host,
+                  kind_of_fault=stall.finding.kind, evidence=screen.evidence(stall.finding, stall.snapshot),
+                  message=f"suspected: {message}")
         )  # fmt: skip
 
     def restart(self, result: GroupResult, reason: str, step: int) -> None:

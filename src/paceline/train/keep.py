@@ -230,7 +230,7 @@ class Keeper:
         self._saver.next_step(NextStep(step, _finite(result.loss), _finite(result.grad_norm)))
 
     def _save(self, step: int, evals: Mapping[str, float], *, final: bool = False) -> None:
-        beat(step, "copying the state for a save", allow_seconds=self._timeout_seconds)
+        beat(step, "copying the state for a save", self._timeout_seconds, "save")
         began = time.perf_counter()
         head = msgspec.structs.replace(self._head(step, evals), final=final)
         self._saver.save(head, self._own())
@@ -242,7 +242,7 @@ class Keeper:
 
     def _wait(self, step: int, *, required: bool = False) -> None:
         """Until nothing is in flight. A failed periodic save was told as an event; a failed final one ends the run."""
-        beat(step, "waiting for the checkpoint to be written", allow_seconds=self._timeout_seconds)
+        beat(step, "waiting for the checkpoint to be written", self._timeout_seconds, "save")
         began = time.perf_counter()
         try:
             self._saver.wait()

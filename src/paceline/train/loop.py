@@ -105,7 +105,7 @@ def iterate(
             # Written inside the next step's time, so that what records cost is a part of a step like any other.
             with timers.overhead("records"):
                 _record(session, policy, observer, timers, done)
-        beat(step, "waiting for data")
+        beat(step, "waiting for data", section="data")
         read = next(batches, None)
         if read is None:
             # A stream that ended: its ranks have agreed on that, so all of them stop here.
@@ -214,7 +214,7 @@ def _record_samples(session: Session, observer: Observer, microbatches: list[Bat
 def _evaluate_all(session: Session, observer: Observer, outcome: Outcome) -> dict[str, float]:
     """The losses by name, equal on all ranks."""
     for name, batches in session.evals.items():
-        beat(outcome.steps, f"evaluating {name}")
+        beat(outcome.steps, f"evaluating {name}", section="evaluation")
         started = time.perf_counter()
         result = evaluate(
             session.model, session.forward, session.loss, batches(), group=session.group, device=session.device,

@@ -114,11 +114,11 @@ def resume(
 
     while True:
         # An old writer may take as long, and the storage once more.
-        beat(-1, "looking for a checkpoint", allow_seconds=2 * float(section.storage_timeout))
+        beat(-1, "looking for a checkpoint", 2 * float(section.storage_timeout), "restore")
         source = _agree(choose, world)
         if source is None:
             return start
-        beat(-1, f"loading the checkpoint of step {source.step}", allow_seconds=float(section.storage_timeout))
+        beat(-1, f"loading the checkpoint of step {source.step}", float(section.storage_timeout), "restore")
         manifest, error = _load(state, source, section, check, start, elsewhere)
         # Storage may keep one rank longer than a collective waits.
         world.host_barrier(world.shared_key("loaded"))
@@ -313,7 +313,7 @@ def _judge(suspect: Suspect, start: Start, record: Callable[[Record], None]) -> 
     """
     source, error = suspect.source, suspect.error
     storage = open_storage(source.place)
-    beat(-1, f"verifying the checkpoint of step {source.step}", allow_seconds=24 * 3600.0)
+    beat(-1, f"verifying the checkpoint of step {source.step}", 24 * 3600.0, "restore")
     if verify.verify(storage, source.step):
         _quarantine(storage, source.step, error.message, start, record)
         return

@@ -28,6 +28,7 @@ from paceline.units import format_seconds
 from paceline.workers import affinity
 from paceline.workers.decide import interrupted
 from paceline.workers.interrupts import Asked, Interrupts, raising
+from paceline.workers.limits import Limits
 from paceline.workers.start import WorkerGroup, plan_here, start
 from paceline.workers.supervise import End, Restart, Supervision
 from paceline.workers.watch import GroupResult, watch
@@ -86,8 +87,12 @@ def _until_the_end(
     """How the last attempt ended, and at which step."""
     recovery = resolved.job.recovery
     policy = Supervision(recovery.max_restarts, float(recovery.backoff), restart_stalled=recovery.on_stall != "stop")
+    limits = Limits(None if recovery.stall_timeout is None else float(recovery.stall_timeout))
     while True:
-        result = _run_workers(resolved, directory, words, launched, first=policy.attempts == 0)
+        limits.next_attempt()
+        result = _run_workers(resolved, directory, account, limits, words, launched, first=policy.attempts == 0)
+        if result.error is not None and result.error.values.get("sure") is False:
+            limits.doubt_was_costly()
         attempt = attempt_of(result, directory)
         outcome = policy.after(attempt)
         if result.error is not None:
@@ -136,8 +141,9 @@ def summary(directory: RunDirectory, resolved: Resolved) -> dict[str, Any]:
 
 
 def _run_workers(
-    resolved: Resolved, directory: RunDirectory, words: list[str], launched: float, *, first: bool
-) -> GroupResult:
+    resolved: Resolved, directory: RunDirectory, account: Account, limits: Limits, words: list[str], launched: float,
+    *, first: bool,
+) -> GroupResult:  # fmt: skip
     """One attempt; the `first` of the command says what it runs on, and prepares the data."""
     job, procs = resolved.job, resolved.layout.world_size
     # Beside each rank its loader's processes, and on the host the writer of checkpoints.
@@ -154,15 +160,17 @@ def _run_workers(
             # terminal. Loaded here, since numpy would cost a command that only explains.
             importlib.import_module("paceline.data.prepare").prepare(job.data)
         with stragglers_watched(directory, resolved.layout, _say, resolved.job.recovery.on_straggler):
-            return _watched(resolved, directory, group)
+            return _watched(resolved, directory, account, limits, group)
 
 
-def _watched(resolved: Resolved, directory: RunDirectory, group: WorkerGroup) -> GroupResult:
+def _watched(
+    resolved: Resolved, directory: RunDirectory, account: Account, limits: Limits, group: WorkerGroup
+) -> GroupResult:
     recovery, control = resolved.job.recovery, Control(directory.path)
     return watch(
         group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout),
         stop_seconds=float(recovery.grace), asked=lambda: f"control/{STOP}" if control.asked(STOP) else None,
-        check=directory.check_beat, tells=False,
+        check=directory.check_beat, tells=False, limits=limits, act=recovery.on_stall != "log", warn=account.suspicion,
     )  # fmt: skip
 
 

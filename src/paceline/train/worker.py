@@ -159,7 +159,7 @@ def _train(
         outcome = loop.train(session, policy, observer, timers)
         if outcome.stopped:
             raise end_early(session, keeper, observer, outcome, float(job.recovery.grace))
-        beat(outcome.steps, "ending the run", allow_seconds=600.0)
+        beat(outcome.steps, "ending the run", 600.0, "save")
         peaks = gather_objects(peak_memory_bytes(session.device), session.group)
         compiled = recompiles() if resolved.compile else None
         keeper.finish(outcome.steps, outcome.evals)

@@ -34,8 +34,11 @@ def store_barrier(store: KeyValueStore, name: str, rank: int, world_size: int, t
     """
     if world_size == 1:
         return
-    step, phase = heartbeat.last()
-    heartbeat.beat(step, f"waiting for all ranks ({name})", heartbeat.WAITING)
+    with heartbeat.waiting(f"waiting for all ranks ({name})"):
+        _meet(store, name, rank, world_size, timeout)
+
+
+def _meet(store: KeyValueStore, name: str, rank: int, world_size: int, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     store.set(f"{name}/rank-{rank}", "here")
     if store.add(f"{name}/arrived", 1) == world_size:
@@ -51,7 +54,6 @@ def store_barrier(store: KeyValueStore, name: str, rank: int, world_size: int, t
         store.set(f"{name}/all-left", "yes")
     if rank == 0:
         _wait(store, f"{name}/all-left", time.monotonic() + min(timeout, 10.0))
-    heartbeat.beat(step, phase)
 
 
 def _wait(store: KeyValueStore, key: str, deadline: float) -> bool:

@@ -13,7 +13,7 @@ import runpy
 import signal
 import sys
 
-from paceline.workers import environment, heartbeat, stacks, verdict
+from paceline.workers import environment, heartbeat, pulse, stacks, verdict
 from paceline.workers.lifeline import die_with_parent
 
 
@@ -46,6 +46,7 @@ def _attach() -> None:
     stacks.listen(stacks.stacks_path(folder, rank))
     heartbeat.open_file(folder / f"rank-{rank}.beat")
     heartbeat.beat(-1, "importing")
+    pulse.start(pulse.answer_path(folder, rank))
 
 
 def _prepare() -> None:

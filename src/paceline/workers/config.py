@@ -8,8 +8,8 @@ from paceline.config import AUTO, Section
 from paceline.units import Count, Seconds
 
 DEFAULT_STALL_SECONDS = 600.0
-COLLECTIVE_SHARE = 0.9
-"""A collective gives up before the watchdog does: it knows which one it was, the watchdog only that nothing moves."""
+COLLECTIVE_SHARE = 1.5
+"""A collective gives up after the watchdog does, which sees all ranks; under another launcher nothing else ends a stall."""
 
 
 class LaunchSection(Section, frozen=True):
@@ -73,7 +73,11 @@ class RecoverySection(Section, frozen=True):
 
     stall_timeout: Annotated[
         Seconds | None,
-        Meta(extra=AUTO, description="Longest time without progress; collectives give up at 0.9 of it. auto: 10m."),
+        Meta(
+            extra=AUTO,
+            description="Longest time without progress; collectives give up at 1.5 of it. auto: learned from the run, "
+            "section by section, and 10m where nothing else is known.",
+        ),
     ] = None
     start_timeout: Annotated[
         Seconds,

@@ -6,17 +6,24 @@ echoes of a failure often end sooner than the rank that caused them.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.errors import Interrupted, OutOfMemory, PacelineError, Stalled, WorkerFailed
 from paceline.units import format_seconds
+from paceline.workers import screen
 from paceline.workers.heartbeat import Beat
+from paceline.workers.recorder import Seen, seen_of
 from paceline.workers.signals import signal_reason
+from paceline.workers.suspects import mismatch_at_end, source_line
 from paceline.workers.verdict import Verdict, error_of
+from paceline.workers.watchdog import Stall
 
 _ORDER = {"own": 0, "timeout": 1, "consequence": 2}
 _MEMORY_KINDS = ("OutOfMemoryError", "MemoryError")
+_MISMATCH = "collective mismatch in your code"
+"""In Gloo's words."""
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory")
 
 
@@ -50,11 +57,16 @@ class Ending(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The error of a group, the rank it started at and its traceback (none for a `PacelineError`)."""
+    """The error of a group, the rank it started at and its traceback (none for a `PacelineError`).
+
+    `fault` is its kind in one word, as far as it is known, `evidence` all that shows it.
+    """
 
     error: PacelineError
     rank: int | None
     traceback: str | None = None
+    fault: str | None = None
+    evidence: str | None = None
 
 
 def first_failure(endings: Sequence[Ending]) -> Ending | None:
@@ -63,15 +75,20 @@ def first_failure(endings: Sequence[Ending]) -> Ending | None:
     return min(failed, key=lambda e: (_ORDER[e.cause], e.time), default=None)
 
 
-def decide(endings: Sequence[Ending], stacks: Mapping[int, str]) -> Decision | None:
+def decide(
+    endings: Sequence[Ending], stacks: Mapping[int, str], seen: Mapping[int, Seen] | None = None
+) -> Decision | None:
     """What to tell, or None where no rank failed.
 
     Args:
         stacks: Python stacks, by rank, of those that still ran at the first failure.
+        seen: the collectives that those had entered.
     """
     first = first_failure(endings)
     if first is None:
         return None
+    if (mismatch := _mismatched(first, endings, stacks, seen or {})) is not None:
+        return mismatch
     if first.cause != "own" and (first.verdict is None or error_of(first.verdict) is None):
         return _waited_in_vain(first, endings, stacks)
     if first.verdict is None:
@@ -84,21 +101,12 @@ def decide(endings: Sequence[Ending], stacks: Mapping[int, str]) -> Decision | N
     return _raised(first, first.verdict, len(endings))
 
 
-def stalled(
-    seconds: float, beats: Mapping[int, Beat | None], states: Mapping[int, str], stacks: Mapping[int, str], now: float
-) -> Decision:
-    """No rank has moved for `seconds`: name the one that is furthest behind."""
-    missing = behind(beats, states)
-    told = [_place(rank, beats.get(rank), states.get(rank, "alive"), now) for rank in missing]
-    waiting = [_place(rank, beats[rank], "alive", now) for rank in sorted(beats) if rank not in missing]
-    message = f"no progress for {format_seconds(seconds)}; furthest behind: {', '.join(told)}"
-    error = Stalled(
-        message + (f"; others: {', '.join(waiting)}" if waiting else ""),
-        key="recovery.stall_timeout",
-        values={"ranks": missing, "seconds": seconds},
-        hint="The stack of the rank behind stands above. Raise recovery.stall_timeout if the work needs longer.",
-    )
-    return Decision(error, missing[0], _stack_text(missing, stacks))
+def stalled(stall: Stall, world_size: int) -> Decision:
+    """A rank does not move: the verdict of the watchdog."""
+    finding, snapshot = stall.finding, stall.snapshot
+    error = screen.stalled(finding, snapshot, stall.limit)
+    told = screen.screen(finding, snapshot, stall.limit, world_size)
+    return Decision(error, finding.ranks[0], told, finding.kind, screen.evidence(finding, snapshot))
 
 
 def not_started(
@@ -147,17 +155,40 @@ def interrupted(how: str, killed: Sequence[int], waited: float | None) -> Interr
     return Interrupted(f"interrupted by {how}; nothing was saved{late}", values=values)
 
 
-def behind(beats: Mapping[int, Beat | None], states: Mapping[int, str]) -> list[int]:
-    """The ranks that hold up the others: stopped processes, else those least far, else the one silent longest."""
-    stopped = [rank for rank in sorted(beats) if states.get(rank, "alive") != "alive"]
-    if stopped:
-        return stopped
-    steps = {rank: beat.step if beat else -2 for rank, beat in beats.items()}
-    least = min(steps.values())
-    late = [rank for rank in sorted(steps) if steps[rank] == least]
-    if len(late) < len(steps):
-        return late
-    return [min(late, key=lambda rank: beat.time if (beat := beats[rank]) else 0.0)]
+def _mismatched(
+    first: Ending, endings: Sequence[Ending], stacks: Mapping[int, str], seen: Mapping[int, Seen]
+) -> Decision | None:
+    """Ranks that entered different collectives as one: the engine ends one of them, and not always the one to blame."""
+    aborted = first.verdict is None and first.returncode == -signal.SIGABRT
+    if not aborted and first.cause == "own":
+        return None
+    told = {e.rank: s for e in endings if e.verdict is not None and (s := seen_of(e.verdict.seen)) is not None}
+    unknown = [e.rank for e in endings if e.failed and e.rank not in told]
+    words = any(_MISMATCH in line for e in endings for line in e.tail)
+    found = mismatch_at_end({**seen, **told}, unknown, certain=words)
+    if found is None:
+        return None
+    by_rank = {ending.rank: ending for ending in endings}
+    step = max(
+        (e.verdict.step for e in endings if e.verdict is not None), default=first.beat.step if first.beat else -1
+    )
+    where = next((line for r in found.ranks if (line := _where(by_rank[r], stacks.get(r, "")))), None)
+    message = (
+        f"mismatched-collective: {_ranks(found.ranks)} of {len(endings)}{_at(step, '')} {found.said}"
+        f"{f' ({where})' if where else ''}"
+    )
+    if found.waits_for is not None:
+        message += f"; {_ranks(found.waiting)} waited in {found.waits_for}"
+    values = {"fault": found.kind, "rank": found.ranks[0], "ranks": list(found.ranks), "step": step, "where": where}
+    hint = (
+        "All ranks must call the same collectives in the same order with the same sizes: look for a branch on the rank."
+    )
+    text = _stack_text(found.ranks, stacks)
+    return Decision(WorkerFailed(message, values=values, hint=hint), found.ranks[0], text, found.kind, text)
+
+
+def _where(ending: Ending, stack: str) -> str | None:
+    return source_line(stack) or (ending.verdict.where if ending.verdict is not None else None)
 
 
 def _waited_in_vain(first: Ending, endings: Sequence[Ending], stacks: Mapping[int, str]) -> Decision:
@@ -244,13 +275,6 @@ def _with_rank(error: PacelineError, first: Ending, endings: Sequence[Ending]) -
     if len(endings) > 1 and told.count(error.message) < len(endings):
         error.message = f"rank {first.rank}: {error.message}"
     return error
-
-
-def _place(rank: int, beat: Beat | None, state: str, now: float) -> str:
-    stopped = f", process {state}" if state != "alive" else ""
-    if beat is None:
-        return f"rank {rank} (not started{stopped})"
-    return f"rank {rank} (step {beat.step}, {beat.phase!r} since {format_seconds(now - beat.time)}{stopped})"
 
 
 def _at(step: int, phase: str) -> str:

@@ -110,14 +110,14 @@ def _pairs() -> Iterator[tuple[int, int]]:
             yield int(pid), int(parent)
         return
     for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+        if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
             yield int(entry.name), int(fields[1])
 
 
 def _lives(pid: int) -> bool:
     """Whether a process is there and more than an exit code that nobody has fetched."""
     if LINUX:
-        fields = _stat(pid)
+        fields = stat_fields(pid)
         return bool(fields) and fields[0] not in ("Z", "X")
     try:
         os.kill(pid, 0)
@@ -128,9 +128,14 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _stat(pid: int) -> list[str]:
-    """State, parent and so on; the command's name before them may hold spaces."""
+def stat_fields(pid: int, thread: int | None = None) -> list[str]:
+    """State, parent and so on of a process or of one thread of it; the command's name before them may hold spaces."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (
+            Path(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
+            .read_text()
+            .rpartition(")")[2]
+            .split()
+        )
     except OSError:
         return []

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from paceline.workers.processes import stat_fields
+
 # Schedulers use SIGUSR1 and SIGUSR2 as notices of preemption; nobody uses this one.
 STACK_SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else signal.SIGUSR2
 
@@ -46,19 +48,30 @@ def stacks_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.stacks"
 
 
+def listen_as_helper(folder: Path) -> None:
+    """In a process that a worker has started: as `listen`, in a file of its own."""
+    path = helper_path(folder, os.getpid())
+    part = path.with_suffix(".part")
+    listen(part)
+    # Seen under its name only once the signal is listened for: it would end the process before.
+    part.replace(path)
+
+
+def helper_path(folder: Path, pid: int) -> Path:
+    return folder / f"helper-{pid}.stacks"
+
+
 def main_thread(stacks: str) -> str:
     """The part of a dump that shows the main thread, which `faulthandler` prints last."""
-    parts = stacks.split("\n\n")
-    return parts[-1]
+    return stacks.strip().split("\n\n")[-1]
 
 
 def state(pid: int) -> str:
     """`stopped`, `waiting for a disk or a device`, `alive`, or `gone`."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+    fields = stat_fields(pid)
+    if not fields:
         return "gone" if sys.platform == "linux" else "alive"
-    return _STATES.get(letter, "alive")
+    return _STATES.get(fields[0], "alive")
 
 
 def _send(pid: int) -> None:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from paceline import errors
-from paceline.workers import environment, heartbeat
+from paceline.workers import environment, heartbeat, recorder
 
 Cause = Literal["own", "timeout", "consequence"]
 
@@ -50,6 +50,8 @@ class Verdict(NamedTuple):
     phase: str = ""
     where: str | None = None
     collective: str | None = None
+    seen: dict[str, Any] | None = None
+    """The collectives that the rank had entered (`recorder.Seen`), where an error of the engine ended it."""
 
 
 def write_verdict(exit_code: int, error: BaseException | None = None, *, rank: int | None = None) -> None:
@@ -144,7 +146,8 @@ def _verdict(rank: int, exit_code: int, error: BaseException | None) -> Verdict:
         cause=cause_of(error),
         traceback="".join(traceback.format_exception(type(error), error, _from_user_code(error))),
         where=where(error),
-        collective=_last_collective() if cause_of(error) != "own" else None,
+        collective=recorder.last_entered() if cause_of(error) != "own" else None,
+        seen=_seen(error),
     )
 
 
@@ -173,17 +176,6 @@ def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(record, default=str))  # type: ignore[no-any-return]
 
 
-def _last_collective() -> str | None:
-    """Name and size of the collective that this rank entered last, from the engine's flight recorder."""
-    recorder = sys.modules.get("torch._C._distributed_c10d")
-    if recorder is None:
-        return None
-    try:
-        entries = json.loads(recorder._dump_fr_trace_json(True, False)).get("entries", [])
-        entry = entries[-1]
-        name = str(entry["profiling_name"]).rpartition(":")[2]
-        group, sizes = entry["process_group"][1], entry["input_sizes"]
-        return f"{name} number {entry['collective_seq_id']} (sizes {sizes}) in group {group}"
-    except Exception:
-        # The recorder is no public interface: without it the phase still names the place.
-        return None
+def _seen(error: BaseException) -> dict[str, Any] | None:
+    found = recorder.seen() if cause_of(error) != "own" or "gloo" in str(error) else None
+    return found.to_plain() if found is not None else None

@@ -7,27 +7,30 @@ in a collective, or is stopped, never goes by itself.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from paceline.errors import Interrupted, PacelineError, Preempted
 from paceline.units import format_seconds
-from paceline.workers import decide, heartbeat, stacks, verdict
+from paceline.workers import decide, heartbeat, verdict
+from paceline.workers.config import DEFAULT_STALL_SECONDS
 from paceline.workers.decide import Decision, Ending
 from paceline.workers.heartbeat import Beat
 from paceline.workers.interrupts import Interrupts
+from paceline.workers.limits import Limits
+from paceline.workers.look import Looker
 from paceline.workers.oom import oom_kills
 from paceline.workers.output import Output
 from paceline.workers.signals import STOPPING
 from paceline.workers.start import Worker, WorkerGroup
 from paceline.workers.verdict import Verdict
+from paceline.workers.watchdog import Stall, Watchdog
 
 SETTLE_SECONDS = 2.0
 """Time that the other ranks have, after an echo of a failure, to leave their own verdicts: one of them is its cause."""
@@ -56,6 +59,10 @@ class GroupResult(NamedTuple):
     """CLOCK_MONOTONIC at which the first failure was seen, or the end."""
     asked: str | None
     """How somebody asked for the end, if that happened first."""
+    fault: str | None = None
+    """What it was, in one word of `suspects.Kind`, as far as it is known."""
+    evidence: str | None = None
+    """All that was seen of the ranks before they were ended."""
 
 
 def watch(
@@ -69,6 +76,9 @@ def watch(
     log_dir: Path | None = None,
     check: Callable[[], object] = lambda: None,
     tells: bool = True,
+    limits: Limits | None = None,
+    act: bool = True,
+    warn: Callable[[Stall], None] | None = None,
 ) -> GroupResult:
     """Wait until every worker has ended; none is left afterwards. The traceback, if any, is the last thing on `out`.
 
@@ -76,18 +86,34 @@ def watch(
     workers at once. A worker that was asked to stop itself, and ended for that, has the others stop too.
 
     Args:
-        stall_seconds: longest time in which no rank gives a sign of life; None: for ever.
+        stall_seconds: longest time in which no rank gives a sign of life; None: for ever, unless `limits` are given.
         start_seconds: longest time until all ranks have joined; None for programs that do not use `rendezvous.join`.
         stop_seconds: time that workers have to end after a signal.
         asked: looked at again and again; how a request to stop came that is no signal, or None.
         out: where workers' output goes; stderr unless given.
         log_dir: also keep each rank's whole output there.
+        limits: learned over the attempts of a command, instead of the fixed `stall_seconds`.
+        act: False tells of a stall and goes on waiting.
+        warn: told of what looks like a stall before it is acted on.
         check: called again and again; what it raises ends the workers at once and passes through.
         tells: whether to print the traceback.
     """
     output = Output(out or sys.stderr, len(group.workers), log_dir)
     with group, Interrupts(asked) as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
-        return _Watch(group, output, pipes, interrupts, stall_seconds, start_seconds, stop_seconds, check, tells).run()
+        watched = _Watch(group, output, pipes, interrupts, start_seconds, stop_seconds, check, tells)
+        if limits is not None or stall_seconds is not None:
+            watched.watchdog = Watchdog(
+                limits or Limits(stall_seconds), watched.looker, {w.rank: w.pid for w in group.workers},
+                waiting_seconds=stall_seconds or DEFAULT_STALL_SECONDS, act=act,
+                warn=lambda text, stall: _warned(output, warn, text, stall),
+            )  # fmt: skip
+        return watched.run()
+
+
+def _warned(output: Output, warn: Callable[[Stall], None] | None, text: str, stall: Stall | None) -> None:
+    output.say(text)
+    if warn is not None and stall is not None:
+        warn(stall)
 
 
 class _Pipes:
@@ -142,13 +168,6 @@ class _Pipes:
             return None
 
 
-def _last_sign(beats: Iterable[Beat | None]) -> float:
-    """When the last of the ranks may last have moved; those that wait at a host barrier count only if all of them do."""
-    known = [beat for beat in beats if beat is not None]
-    working = [beat.time + beat.allow_seconds for beat in known if beat.allow_seconds != heartbeat.WAITING]
-    return max(working or [beat.time for beat in known], default=math.inf)
-
-
 class _Watch:
     """One call of `watch`."""
 
@@ -158,7 +177,6 @@ class _Watch:
         output: Output,
         pipes: _Pipes,
         interrupts: Interrupts,
-        stall_seconds: float | None,
         start_seconds: float | None,
         stop_seconds: float,
         check: Callable[[], object],
@@ -168,13 +186,14 @@ class _Watch:
         self.output = output
         self.pipes = pipes
         self.interrupts = interrupts
-        self.stall_seconds = stall_seconds
         self.start_seconds = start_seconds
         self.stop_seconds = stop_seconds
         self.check = check
         self.tells = tells
         self.asked: str | None = None
         self.joined = start_seconds is None
+        self.looker = Looker(group.folder, {worker.rank: worker.pid for worker in group.workers}, self._until)
+        self.watchdog: Watchdog | None = None
 
     def run(self) -> GroupResult:
         decision: Decision | None = None
@@ -214,12 +233,13 @@ class _Watch:
         """A worker has failed: collect what all of them know, then end them."""
         self.pipes.drain()
         self.output.mute()
-        seen = self._stacks()
+        views = self.looker.look([w.rank for w in self.group.live() if w.rank not in self._told()]).ranks
         self._until(lambda: not self.group.live() or self._is_cause_known(), SETTLE_SECONDS)
         endings = self._endings()
         # No SIGTERM first: to a rank that trains it is a request to go on until the step is done, which never will be.
         self._end()
-        return decide.decide(endings, seen)
+        stacks = {rank: view.stack or f"no stack: {view.sample.state}\n" for rank, view in views.items()}
+        return decide.decide(endings, stacks, {r: v.seen for r, v in views.items() if v.seen is not None})
 
     def _is_cause_known(self) -> bool:
         """Whether a rank has failed by itself, and the others have had their moment since."""
@@ -267,17 +287,11 @@ class _Watch:
             if missing and now - self.group.started_at > self.start_seconds:
                 error = decide.not_started(self.start_seconds, missing, beats, len(self.group.workers))
                 return Decision(error, missing[0])
-            return None
-        if self.stall_seconds is None or now - _last_sign(beats.values()) < self.stall_seconds:
-            return None
-        states = {worker.rank: stacks.state(worker.pid) for worker in live}
-        return decide.stalled(self.stall_seconds, beats, states, self._stacks(), now)
+        stall = self.watchdog.tick([worker.rank for worker in live]) if self.watchdog is not None else None
+        return decide.stalled(stall, len(self.group.workers)) if stall is not None else None
 
-    def _stacks(self) -> dict[int, str]:
-        """Stacks of the ranks that run Python and have not told why they end."""
-        told = verdict.read_verdicts(self.group.folder)
-        pids = {w.rank: w.pid for w in self.group.live() if w.rank not in told and self._beat(w.rank) is not None}
-        return stacks.collect(pids, self.group.folder)
+    def _told(self) -> Collection[int]:
+        return verdict.read_verdicts(self.group.folder)
 
     def _beat(self, rank: int) -> Beat | None:
         return heartbeat.read(self.group.folder / f"rank-{rank}.beat")
@@ -330,6 +344,8 @@ class _Watch:
                 (w.ended_at for w in self.group.workers if w.poll() and w.ended_at), default=time.monotonic()
             ),
             asked=self.asked,
+            fault=None if decision is None else decision.fault,
+            evidence=None if decision is None else decision.evidence,
         )
 
     def _say(self, text: str) -> None:

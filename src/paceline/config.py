@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from paceline.errors import JobError
-from paceline.units import Bytes, Count, Seconds, parse_bytes, parse_count, parse_seconds
+from paceline.units import Bytes, Count, Procs, Seconds, parse_bytes, parse_count, parse_procs, parse_seconds
 
 AUTO = {"auto": True}
 """`Meta(extra=AUTO)` on a field of type `T | None`: the word "auto" in a job file means None, to be derived."""
@@ -153,6 +153,8 @@ def _decode(kind: type, value: Any) -> Any:
         raise ValueError(f"{value!r} has no unit; write, for example, {value}s")
     if kind is Count:
         return parse_count(value)
+    if kind is Procs:
+        return parse_procs(value)
     if kind is Path:
         return Path(value)
     raise NotImplementedError(kind)

@@ -30,6 +30,20 @@ class Count(int):
     """A whole number that may be written `15e12`."""
 
 
+class Procs(int):
+    """A number of processes; written `4`, or as a range `"2:4"`, of which it is the larger end and `least` the smaller."""
+
+    least: int
+
+    def __new__(cls, most: int, least: int | None = None) -> Procs:
+        made = super().__new__(cls, most)
+        made.least = most if least is None else least
+        return made
+
+    def __str__(self) -> str:
+        return f"{int(self)}" if self.least == self else f"{self.least}:{int(self)}"
+
+
 def parse_bytes(text: str) -> Bytes:
     """Bytes of `"8GiB"`. Raises ValueError naming the units where the text is no size."""
     match = _NUMBER.fullmatch(text)
@@ -56,6 +70,20 @@ def parse_count(value: str | int | float) -> Count:
     if isinstance(value, bool) or number != number or number < 0 or number != int(number):
         raise ValueError(f"{value!r} is not a whole number such as 700 or 15e12")
     return Count(value) if isinstance(value, int) else Count(int(number))
+
+
+def parse_procs(value: str | int) -> Procs:
+    """`4` or `"2:4"`. Raises ValueError where it is neither, below 1, or the wrong way round."""
+    least, colon, most = str(value).partition(":")
+    ends = (least, most) if colon else (least, least)
+    if isinstance(value, bool) or not all(end.strip().isdecimal() for end in ends):
+        raise ValueError(f"{value!r} is neither a number of processes nor a range such as 2:4")
+    low, high = (int(end) for end in ends)
+    if low < 1:
+        raise ValueError(f"{value} starts nothing; give 1 or more")
+    if high < low:
+        raise ValueError(f"{value} ends below its beginning; write {high}:{low}")
+    return Procs(high, low)
 
 
 def format_bytes(size_bytes: float) -> str:

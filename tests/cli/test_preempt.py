@@ -202,6 +202,63 @@ def test_a_grace_that_the_measured_save_does_not_fit_is_refused(launch: Launcher
     assert launch(longer).returncode == 0
 
 
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("whom", ["one rank", pytest.param("torchrun", marks=pytest.mark.soak)])
+def test_ranks_of_torchrun_save_together_without_a_supervisor(launch: Launcher, text: Path, whom: str) -> None:
+    run = text / "runs" / "default"
+    words = ["--nproc-per-node", "2", "-m", "paceline", *WORDS, ENDLESS]
+    running = launch.start(words, module="torch.distributed.run")
+    running.until("step 3/", timeout=60)
+    ranks = {
+        dict(_environment(pid))["RANK"]: pid
+        for pid, command in carrying(TOKEN, launch.token).items()
+        if "paceline train" in command and "RANK" in dict(_environment(pid))
+    }
+    os.kill(running.process.pid if whom == "torchrun" else ranks["1"], signal.SIGTERM)
+    done = running.wait(40)
+    assert done.returncode != 0 and "state saved" in done.stderr
+    (finished,) = read_records(run, kinds=("run_finished",))
+    assert finished["exit"] == 75 and finished["step"] == newest(run)
+    assert not (run / "lease.json").exists()
+
+
+SCRIPT = """
+import json, os, signal, sys
+import numpy as np, torch, torch.nn.functional as F
+import paceline
+from paceline.errors import Preempted
+
+def loss(output, batch):
+    return F.cross_entropy(output, batch["label"], reduction="sum"), torch.tensor(float(len(output)))
+
+data = [{"inputs": np.full(4, i, np.float32), "label": np.int64(i % 2)} for i in range(48)]
+
+def trainer():
+    torch.manual_seed(0)
+    return paceline.Trainer(torch.nn.Linear(4, 2), loss, data=data, global_batch=8, run="runs/own", workers=0)
+
+if __name__ == "__main__":
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        for metrics in trainer().steps(1000):
+            if metrics.step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+    except Preempted as error:
+        assert signal.getsignal(signal.SIGTERM) == before
+        print(json.dumps({"exit": error.exit_code, "step": error.values["step"], **trainer().fit(6)}))
+"""
+
+
+@pytest.mark.limit(90)
+def test_a_signal_ends_fit_once_the_state_is_saved(launch: Launcher, text: Path) -> None:
+    (text / "own_script.py").write_text(SCRIPT)
+    done = launch([], module="own_script")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["exit"], answer["step"], answer["steps"]) == (75, 4, 6)
+    assert [r["step"] for r in read_records(text / "runs" / "own", kinds=("step",))] == [1, 2, 3, 4, 5, 6]
+
+
 def test_the_commands_say_what_is_not_there(launch: Launcher, text: Path) -> None:
     missing = launch(["stop", "runs/none", "--json"])
     assert missing.returncode == 78 and "there is no run in runs/none" in json.loads(missing.stdout)["error"]["message"]
@@ -226,6 +283,8 @@ def test_signals_at_random_moments_to_a_random_rank_lose_nothing(
         began = time.monotonic()
         os.kill(draw.choice(pids), draw.choice([signal.SIGTERM, signal.SIGUSR1]))
         preempted(running, began, run)
+    if count < 10:
+        return  # what the run that goes on comes to is compared above, and of many in `make soak`
     end = newest(run) + 2
     assert launch([*WORDS, f"run.steps={end}", "--procs", "2"]).returncode == 0
     assert launch([*WORDS, f"run.steps={end}", "run.name=straight", "--procs", "2"]).returncode == 0

@@ -12,7 +12,7 @@ from tests.pool.pool import ROOT
 
 SOURCE = ROOT / "src/paceline"
 WALK = re.findall(r"^\d+\. `([\w/]+\.py): ([\w.]+)` ", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
-MOST_LINES = 3200
+MOST_LINES = 3300
 """All lines of the walk's files."""
 MOST_LINES_READ = 700
 """Lines of the functions that the walk names, which is what a reader reads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from paceline.checkpoint.folders import list_steps
 from paceline.checkpoint.storage import open_storage
+from paceline.errors import JobError
 from paceline.run.control import Control, ask
 from tests.pool.pool import Pool
 from tests.train.attempts import STEPS, attempts, left, said
@@ -93,9 +95,7 @@ def test_a_request_that_cannot_be_removed_is_met_once(tmp_path: Path, monkeypatc
     assert problem is not None and "cannot be removed (Permission denied)" in problem
     monkeypatch.setattr("paceline.run.control.LOOK_SECONDS", 0.0)
     assert not control.asked("stop"), "it would stop every start after its first step"
-    later = tmp_path / "control" / "stop"
-    later.write_text("again")
-    import os
-
-    os.utime(later, ns=(1, 1))
+    os.utime(tmp_path / "control" / "stop", ns=(1, 1))
     assert control.asked("stop"), "a new request is one"
+    with pytest.raises(JobError, match="is left from before this start and cannot be removed: Permission denied"):
+        Control(tmp_path).clear()

@@ -20,6 +20,12 @@ def worker_words(args: argparse.Namespace) -> list[str]:
     """The same words with `--procs` written as the key that it sets."""
     if args.procs is None:
         return list(args.words)
-    if args.procs < 1:
-        raise UsageError(f"--procs {args.procs} starts nothing; give 1 or more", values={"procs": args.procs})
+    from paceline.units import parse_procs
+
+    try:
+        parse_procs(args.procs)
+    except ValueError as error:
+        raise UsageError(
+            f"--procs {error}", values={"procs": args.procs}, hint="Write --procs 4 or --procs 2:4."
+        ) from None
     return [*args.words, f"launch.procs_per_node={args.procs}"]

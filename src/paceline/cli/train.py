@@ -19,7 +19,9 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="JOB.toml | section.key=value", help="a job file and overrides")
-    parser.add_argument("--procs", type=int, metavar="N", help="local worker processes; one per device unless given")
+    parser.add_argument(
+        "--procs", metavar="N|MIN:MAX", help="local worker processes, or a range of them; one per device unless given"
+    )
     parser.add_argument("--explain", action="store_true", help="print the resolved job and its origins; start nothing")
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.config import Section
 from paceline.job.load import SECTIONS
-from paceline.units import Bytes, Count, Seconds, format_bytes
+from paceline.units import Bytes, Count, Procs, Seconds, format_bytes
 
 REFERENCE_FILE = "job.md"
 SCHEMA_FILE = "job.schema.json"
@@ -19,6 +19,7 @@ SCHEMA_FILE = "job.schema.json"
 _UNIT_SCHEMAS: dict[type, dict[str, Any]] = {
     Bytes: {"type": ["string", "integer"], "description": "a size such as 8GiB"},
     Seconds: {"type": "string", "description": "a duration such as 90s or 10m"},
+    Procs: {"type": ["integer", "string"], "description": "a number of processes such as 4, or a range such as 2:4"},
     Count: {"type": ["integer", "number", "string"], "description": "a whole number such as 700 or 15e12"},
 }
 
@@ -120,7 +121,11 @@ def _type_names(info: Any) -> list[str]:
         case msgspec.inspect.LiteralType():
             return [f'"{v}"' if isinstance(v, str) else str(v) for v in info.values]
         case msgspec.inspect.CustomType():
-            return [{Bytes: "size", Seconds: "duration", Count: "count"}.get(info.cls, info.cls.__name__)]
+            return [
+                {Bytes: "size", Seconds: "duration", Count: "count", Procs: "number or range"}.get(
+                    info.cls, info.cls.__name__
+                )
+            ]
         case msgspec.inspect.NoneType():
             return []
         case msgspec.inspect.StructType():

@@ -33,13 +33,25 @@ class Control:
         self._seen: dict[str, int] = {}
 
     def clear(self) -> list[str]:
-        """Void what was asked before this start; returns sentences about it."""
+        """Void what was asked before this start; returns sentences about it.
+
+        Raises:
+            JobError: it cannot be removed, and would be met by every start anew.
+        """
         notes = []
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
-        for name, stamp in self._stamps().items():
-            removed = self._remove(name, stamp)
-            notes.append(removed or f"{self._folder / name} stood there before this start: it is void and was removed")
+        for name in self._stamps():
+            try:
+                (self._folder / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise JobError(
+                    f"{self._folder / name} is left from before this start and cannot be removed: {error.strerror}",
+                    key="run.dir",
+                    values={"file": str(self._folder / name), "errno": error.errno},
+                    hint="Remove it as its owner; else the run would do at once what it asks.",
+                ) from None
+            notes.append(f"{self._folder / name} stood there before this start: it is void and was removed")
         return notes
 
     def asked(self, name: str) -> bool:
@@ -63,9 +75,8 @@ class Control:
     def done(self, name: str) -> str | None:
         """Remove a request that has been met; a sentence where that is impossible, and the file is void from then on."""
         stamp = self._seen.pop(name, None)
-        return None if stamp is None else self._remove(name, stamp)
-
-    def _remove(self, name: str, stamp: int) -> str | None:
+        if stamp is None:
+            return None
         try:
             (self._folder / name).unlink(missing_ok=True)
         except OSError as error:

@@ -6,12 +6,16 @@ import os
 import re
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from paceline.errors import DiskFull, Interrupted, PacelineError, Preempted
+from paceline.job.resolve import Resolved
 from paceline.run.directory import RunDirectory
 from paceline.run.records import Fault, Record, Restart, RunFinished, read_records
+from paceline.units import format_seconds
 from paceline.workers import screen
 from paceline.workers.supervise import Attempt
+from paceline.workers.supervise import Restart as NextAttempt
 from paceline.workers.verdict import Verdict
 from paceline.workers.watch import GroupResult
 from paceline.workers.watchdog import Stall
@@ -105,10 +109,17 @@ class Account:
                   message=f"suspected: {message}")
         )  # fmt: skip
 
-    def restart(self, result: GroupResult, reason: str, step: int) -> None:
-        """That the next attempt starts now."""
+    def next_attempt(self, result: GroupResult, reason: str, step: int) -> float:
+        """Go over to the next attempt, for `reason`; returns when that was, in seconds since the epoch.
+
+        Raises:
+            RunHeld: somebody else has the directory meanwhile.
+        """
+        self._directory.check_held()
         seconds = time.monotonic() - result.failed_at
         self._write(Restart(step=step, reason=reason, next_attempt=self._directory.attempt + 1, seconds=seconds))
+        self._directory.next_attempt()
+        return time.time()
 
     def end(self, error: PacelineError, step: int) -> None:
         """The verdict of the command, unless rank 0 has written it with more about it."""
@@ -122,3 +133,37 @@ class Account:
                 writer.write(record)
         except (DiskFull, OSError) as error:
             self.notes.append(f"{type(record).__name__} could not be recorded: {error}")
+
+
+def restart_line(outcome: NextAttempt, attempt: int) -> str:
+    """What is said before attempt number `attempt`."""
+    wait = f" in {format_seconds(outcome.delay_seconds)}" if outcome.delay_seconds else ""
+    same = "the same failure again: " if outcome.again else ""
+    return f"paceline: {same}{outcome.reason}; starting attempt {attempt}{wait}"
+
+
+def traceback_lines(text: str | None) -> list[str]:
+    """A traceback as something to say."""
+    return [text.rstrip()] if text else []
+
+
+def summary(directory: RunDirectory, resolved: Resolved) -> dict[str, Any]:
+    """The figures of `train --json` from the run's records."""
+    finished: dict[str, Any] = {}
+    last: dict[str, Any] = {}
+    for record in read_records(directory.path, kinds=("step", "run_finished")):
+        if record["kind"] == "run_finished":
+            finished = record
+        else:
+            last = record
+    kept = ("steps", "eval_loss", "bigram_eval_loss", "tokens", "seconds", "tokens_per_second", "mfu")
+    return {
+        "run_dir": str(directory.path),
+        "attempts": directory.attempt,
+        **{key: finished.get(key) for key in kept},
+        # An attempt that found all steps done has none of its own.
+        "loss": finished.get("loss") if finished.get("loss") is not None else last.get("loss"),
+        "grad_norm": last.get("grad_norm"),
+        "layout": resolved.layout.to_record(),
+        "exit": int(finished.get("exit", 0)),
+    }

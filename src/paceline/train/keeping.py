@@ -48,7 +48,6 @@ def make_keeper(
     precision: str,
     best_of: str | None,
     grace: float,
-    is_elastic: bool = False,
 ) -> Keeper:
     """What saves a session's state.
 
@@ -58,7 +57,6 @@ def make_keeper(
         precision: of the run, which decides how near one that is not has to come.
         best_of: the eval set whose best loss counts, unless the job names one.
         grace: seconds between a stop signal and the end that are promised.
-        is_elastic: whether the run may go on with another number of ranks.
     """
     state = session.state
     assert state is not None
@@ -99,7 +97,7 @@ def make_keeper(
         rank=world.rank, last_step=session.steps, start_step=session.start_step,
         has_start=session.start.manifest is not None and session.start.own,
         timeout_seconds=float(section.storage_timeout), best_of=best_name,
-        requests=Requests(Control(directory.path) if session.is_writer else None, observer.say, is_elastic=is_elastic),
+        requests=Requests(Control(directory.path) if session.is_writer else None, observer.say),
         grace=grace,
         best=manifest.state.get(BEST_EVAL) if manifest is not None and session.start.own else None,
     )  # fmt: skip

@@ -5,6 +5,7 @@ Any rank may hear a signal; the control files are rank 0's to read. Ranks hear o
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,8 @@ from paceline.run import control
 from paceline.run.control import Control
 from paceline.units import format_seconds
 from paceline.workers import stop
+from paceline.workers.environment import is_supervised
+from paceline.workers.verdict import leave_now, write_verdict
 
 Heard = tuple[str, float]
 """How a request came, and how many seconds ago."""
@@ -24,20 +27,16 @@ class Requests:
     """The requests to one rank.
 
     Args:
-        files: the run's control files, on rank 0 alone.
+        files: the run's control files, on rank 0 alone. How many ranks are wanted is the launcher's to read.
         say: for warnings.
-        is_elastic: whether the run may go on with another number of ranks.
     """
 
-    def __init__(
-        self, files: Control | None, say: Callable[[str], None] = lambda text: None, *, is_elastic: bool = False
-    ) -> None:
+    def __init__(self, files: Control | None, say: Callable[[str], None] = lambda text: None) -> None:
         self._files = files
         self._say = say
-        self._stopping = (control.STOP, control.PROCS) if is_elastic else (control.STOP,)
 
     def wants_stop(self) -> bool:
-        return stop.asked() is not None or any(map(self._is_filed, self._stopping))
+        return stop.asked() is not None or self._is_filed(control.STOP)
 
     def wants_save(self) -> bool:
         return self._is_filed(control.SAVE)
@@ -47,9 +46,8 @@ class Requests:
         signalled = stop.asked()
         if signalled is not None:
             return signalled.how, time.monotonic() - signalled.time
-        for name in self._stopping:
-            if self._files is not None and self._files.asked(name):
-                return f"control/{name}", self._files.age_seconds(name)
+        if self._files is not None and self._files.asked(control.STOP):
+            return f"control/{control.STOP}", self._files.age_seconds(control.STOP)
         return None
 
     def saved(self) -> None:
@@ -57,9 +55,11 @@ class Requests:
         self._done(control.SAVE)
 
     def stopped(self) -> None:
-        """The run has saved and ends. How many ranks are wanted remains for the launcher to read."""
+        """The run has saved and ends, or goes on with other ranks, which leaves a request to stop standing."""
+        signalled = stop.asked()
         self._done(control.SAVE)
-        self._done(control.STOP)
+        if signalled is None or not signalled.how.startswith(f"control/{control.PROCS}"):
+            self._done(control.STOP)
 
     def _is_filed(self, name: str) -> bool:
         return self._files is not None and self._files.asked(name)
@@ -67,6 +67,17 @@ class Requests:
     def _done(self, name: str) -> None:
         if self._files is not None and (problem := self._files.done(name)):
             self._say(problem)
+
+
+def leave_the_start(ask: stop.Ask) -> None:
+    """Before the first step is done nothing is lost: leave at once, whatever the main thread waits for."""
+    error = Interrupted(
+        f"interrupted by {ask.how}; nothing was saved, as the first step was not done", values={"how": ask.how}
+    )
+    write_verdict(error.exit_code, error)
+    if not is_supervised():
+        print(f"paceline: {error}", file=sys.stderr, flush=True)
+    leave_now(error.exit_code)
 
 
 def preempted(step: int, heard: Sequence[Heard | None], waited_seconds: float, grace: float) -> Preempted:

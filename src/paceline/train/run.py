@@ -15,22 +15,21 @@ from typing import Any
 
 from paceline.errors import Interrupted, PacelineError
 from paceline.job.load import Job
-from paceline.job.resolve import Resolved, resolve_here
+from paceline.job.resolve import Resolved
 from paceline.run.control import STOP, Control
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
-from paceline.run.records import read_records
-from paceline.train.attempts import Account, attempt_of, last_step
+from paceline.train.attempts import Account, attempt_of, last_step, restart_line, summary, traceback_lines
+from paceline.train.elastic import Ranks, resolve_range
 from paceline.train.requests import with_what_stands
 from paceline.train.shared_run import open_run, worker_environment
 from paceline.train.stragglers import stragglers_watched
-from paceline.units import format_seconds
 from paceline.workers import affinity
 from paceline.workers.decide import interrupted
 from paceline.workers.interrupts import Asked, Interrupts, raising
 from paceline.workers.limits import Limits
 from paceline.workers.start import WorkerGroup, plan_here, start
-from paceline.workers.supervise import End, Restart, Supervision
+from paceline.workers.supervise import End, Supervision
 from paceline.workers.watch import GroupResult, watch
 
 
@@ -49,127 +48,105 @@ def supervise(job: Job, words: list[str], plan: Callable[[Resolved], dict[str, A
         PacelineError: what the run came to, where that is not exit code 0.
     """
     launched = time.time()
-    resolved = resolve_here(job)
+    sizes = resolve_range(job)
+    resolved = next(iter(sizes.values()))
     # What is not watched is left at the first request: the start of workers, and the wait before it.
     with raising(), open_run(resolved) as directory:
         _say(*directory.notes)
         if directory.finished is not None:
             _say(f"{directory.path}: this run is done ({directory.finished['steps']} steps); nothing to do")
             return summary(directory, resolved)
-        write_atomic(directory.plan_file, json.dumps(plan(resolved), indent=1))
-        error = _attempts(resolved, directory, words, launched)
+        ranks = Ranks(
+            sizes, Control(directory.path), _say, environment=os.environ,
+            without_suspects=job.recovery.on_straggler == "restart-without",
+        )  # fmt: skip
+        error = _attempts(ranks, directory, words, launched, plan)
         if error is not None:
             raise error
-        return summary(directory, resolved)
+        return summary(directory, ranks.resolved)
 
 
-def _attempts(resolved: Resolved, directory: RunDirectory, words: list[str], launched: float) -> PacelineError | None:
+def _attempts(
+    ranks: Ranks, directory: RunDirectory, words: list[str], launched: float, plan: Callable[[Resolved], dict[str, Any]]
+) -> PacelineError | None:
     """Attempt after attempt under the one lease, as the policy says; the error that the run ends with, if any."""
     account = Account(directory)
     try:
-        end, step = _until_the_end(resolved, directory, account, words, launched)
+        end, step = _until_the_end(ranks, directory, account, words, launched, plan)
     except Asked as asked:
         end, step = End(interrupted(asked.how, [], None)), last_step(directory)
     if end.error is None:
         return None
     error = end.error
     if isinstance(error, Interrupted):
-        error = with_what_stands(error, resolved.job.checkpoint.place(directory.path), last_step(directory))
+        error = with_what_stands(error, ranks.resolved.job.checkpoint.place(directory.path), last_step(directory))
     with Interrupts():
         account.end(error, step)
-        _say(*account.notes, *_traceback(end.traceback))
+        _say(*account.notes, *traceback_lines(end.traceback))
     return error
 
 
 def _until_the_end(
-    resolved: Resolved, directory: RunDirectory, account: Account, words: list[str], launched: float
-) -> tuple[End, int]:
+    ranks: Ranks, directory: RunDirectory, account: Account, words: list[str], launched: float,
+    plan: Callable[[Resolved], dict[str, Any]],
+) -> tuple[End, int]:  # fmt: skip
     """How the last attempt ended, and at which step."""
-    recovery = resolved.job.recovery
+    recovery, opened = ranks.resolved.job.recovery, 0
     policy = Supervision(recovery.max_restarts, float(recovery.backoff), restart_stalled=recovery.on_stall != "stop")
     limits = Limits(None if recovery.stall_timeout is None else float(recovery.stall_timeout))
     while True:
         limits.next_attempt()
-        result = _run_workers(resolved, directory, account, limits, words, launched, first=policy.attempts == 0)
+        opens, opened = ranks.procs != opened, ranks.procs
+        if opens:
+            write_atomic(directory.plan_file, json.dumps(plan(ranks.resolved), indent=1))
+        result = _run_workers(ranks, directory, account, limits, words, launched, opens=opens)
         if result.error is not None and result.error.values.get("sure") is False:
             limits.doubt_was_costly()
         attempt = attempt_of(result, directory)
+        if resized := ranks.resized(result):
+            launched = account.next_attempt(result, resized, attempt.reached)
+            continue
         outcome = policy.after(attempt)
         if result.error is not None:
             account.fault(result, result.error, attempt.reached)
         if isinstance(outcome, End):
             return outcome, attempt.reached
-        _say(*(() if outcome.again else _traceback(attempt.traceback)))
-        _say(_restart_line(outcome, directory.attempt + 1))
+        _say(*(() if outcome.again else traceback_lines(attempt.traceback)))
+        _say(*ranks.without(result), restart_line(outcome, directory.attempt + 1))
         time.sleep(outcome.delay_seconds)
-        directory.check_held()
-        account.restart(result, outcome.reason, attempt.reached)
-        directory.next_attempt()
-        launched = time.time()
-
-
-def _restart_line(outcome: Restart, attempt: int) -> str:
-    wait = f" in {format_seconds(outcome.delay_seconds)}" if outcome.delay_seconds else ""
-    same = "the same failure again: " if outcome.again else ""
-    return f"paceline: {same}{outcome.reason}; starting attempt {attempt}{wait}"
-
-
-def _traceback(text: str | None) -> list[str]:
-    return [text.rstrip()] if text else []
-
-
-def summary(directory: RunDirectory, resolved: Resolved) -> dict[str, Any]:
-    """The figures of `train --json` from the run's records."""
-    finished: dict[str, Any] = {}
-    last: dict[str, Any] = {}
-    for record in read_records(directory.path, kinds=("step", "run_finished")):
-        if record["kind"] == "run_finished":
-            finished = record
-        else:
-            last = record
-    kept = ("steps", "eval_loss", "bigram_eval_loss", "tokens", "seconds", "tokens_per_second", "mfu")
-    return {
-        "run_dir": str(directory.path),
-        "attempts": directory.attempt,
-        **{key: finished.get(key) for key in kept},
-        # An attempt that found all steps done has none of its own.
-        "loss": finished.get("loss") if finished.get("loss") is not None else last.get("loss"),
-        "grad_norm": last.get("grad_norm"),
-        "layout": resolved.layout.to_record(),
-        "exit": int(finished.get("exit", 0)),
-    }
+        launched = account.next_attempt(result, outcome.reason, attempt.reached)
 
 
 def _run_workers(
-    resolved: Resolved, directory: RunDirectory, account: Account, limits: Limits, words: list[str], launched: float,
-    *, first: bool,
+    ranks: Ranks, directory: RunDirectory, account: Account, limits: Limits, words: list[str], launched: float, *,
+    opens: bool,
 ) -> GroupResult:  # fmt: skip
-    """One attempt; the `first` of the command says what it runs on, and prepares the data."""
-    job, procs = resolved.job, resolved.layout.world_size
+    """One attempt; one that `opens` says what it runs on, and prepares the data."""
+    job, procs = ranks.resolved.job, ranks.procs
     # Beside each rank its loader's processes, and on the host the writer of checkpoints.
     cpus = plan_here(procs, job.launch.threads, job.launch.affinity == "auto", helpers=job.data.workers + 1)
-    env = {**os.environ, **worker_environment(directory, launched)}
+    env = {**os.environ, **ranks.environment, **worker_environment(directory, launched)}
     quota = affinity.cpu_quota()
     with start(
         ["train", *words], procs=procs, run_id=directory.run_id, port=job.launch.port, cpus=cpus, env=env
     ) as group:
-        if first:
-            _say(*_opening(resolved, directory))
+        if opens:
+            _say(*_opening(ranks.resolved, directory))
             _say(affinity.describe(cpus, quota, os.environ), *affinity.warnings(cpus, quota, os.environ))
             # The workers import torch meanwhile; a wrong source is told before they are done, progress on a real
             # terminal. Loaded here, since numpy would cost a command that only explains.
             importlib.import_module("paceline.data.prepare").prepare(job.data)
-        with stragglers_watched(directory, resolved.layout, _say, resolved.job.recovery.on_straggler):
-            return _watched(resolved, directory, account, limits, group)
+        with stragglers_watched(directory, ranks.resolved.layout, _say, job.recovery.on_straggler):
+            return _watched(ranks, directory, account, limits, group)
 
 
 def _watched(
-    resolved: Resolved, directory: RunDirectory, account: Account, limits: Limits, group: WorkerGroup
+    ranks: Ranks, directory: RunDirectory, account: Account, limits: Limits, group: WorkerGroup
 ) -> GroupResult:
-    recovery, control = resolved.job.recovery, Control(directory.path)
+    recovery, control = ranks.resolved.job.recovery, Control(directory.path)
     return watch(
         group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout),
-        stop_seconds=float(recovery.grace), asked=lambda: f"control/{STOP}" if control.asked(STOP) else None,
+        stop_seconds=float(recovery.grace), asked=lambda: f"control/{STOP}" if control.asked(STOP) else ranks.asked(),
         check=directory.check_beat, tells=False, limits=limits, act=recovery.on_stall != "log", warn=account.suspicion,
     )  # fmt: skip
 

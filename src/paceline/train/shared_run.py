@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +69,16 @@ def open_run(resolved: Resolved) -> RunDirectory:
     directory = RunDirectory.open(
         path, resolved_toml(resolved), resolved_values(resolved), lambda key: may_change(job, key)
     )
-    try:
+    with _kept(directory):
         directory.notes += grace.check(grace.measured_in(directory.path), float(job.recovery.grace), os.environ)
         return _recorded(directory)
+
+
+@contextlib.contextmanager
+def _kept(directory: RunDirectory) -> Iterator[None]:
+    """What is refused in here gives the directory back."""
+    try:
+        yield
     except PacelineError:
         directory.release()
         raise
@@ -121,7 +129,13 @@ def open_directory(path: Path, values: dict[str, Any], world: World) -> RunDirec
         PacelineError: what opening it raised, on every rank alike.
     """
     table = tomlkit.dumps({key: str(value) for key, value in values.items()})
-    return _shared(lambda: _recorded(RunDirectory.open(path, table, values, _may_change)), path, world)
+
+    def open_it() -> RunDirectory:
+        directory = RunDirectory.open(path, table, values, _may_change)
+        with _kept(directory):
+            return _recorded(directory)
+
+    return _shared(open_it, path, world)
 
 
 def _shared(open_it: Callable[[], RunDirectory], path: Path, world: World) -> RunDirectory:

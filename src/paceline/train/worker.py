@@ -16,7 +16,6 @@ from paceline.cluster.probe import probe_host
 from paceline.data.config import HELD_OUT
 from paceline.data.prepare import PreparedData, prepare
 from paceline.data.tokenizer import FileTokenizer
-from paceline.errors import Interrupted
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, resolve_job, with_samples
 from paceline.model.init import hash_in_order
@@ -32,6 +31,7 @@ from paceline.train.keep import Keeper
 from paceline.train.keeping import check_model, make_keeper, make_room, tell_start
 from paceline.train.observe import RunObserver
 from paceline.train.out_of_memory import explain_out_of_memory
+from paceline.train.requests import leave_the_start
 from paceline.train.resume import Start, resume
 from paceline.train.session import Session
 from paceline.train.startup import build_session, world_group
@@ -41,7 +41,7 @@ from paceline.workers import stop
 from paceline.workers.environment import is_supervised
 from paceline.workers.heartbeat import beat
 from paceline.workers.rendezvous import World, join, leave
-from paceline.workers.verdict import leave_now, reported, write_verdict
+from paceline.workers.verdict import reported
 
 Plan = Callable[[Resolved], dict[str, Any]]
 MAX_HASHED_PARAMETERS = 2_000_000_000
@@ -61,7 +61,7 @@ def run_worker(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
 
 def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
     started = time.time()
-    stop.listen(_leave_the_start)
+    stop.listen(leave_the_start)
     world = join(job.recovery.collective_seconds, start_timeout=float(job.recovery.start_timeout))
     try:
         resolved = resolve_job(job, world.world_size, probe_host(), ranks_per_host=world.local_world_size)
@@ -83,17 +83,6 @@ def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
         return 0
     finally:
         leave(world)
-
-
-def _leave_the_start(ask: stop.Ask) -> None:
-    """Before the first step is done nothing is lost: leave at once, whatever the main thread waits for."""
-    error = Interrupted(
-        f"interrupted by {ask.how}; nothing was saved, as the first step was not done", values={"how": ask.how}
-    )
-    write_verdict(error.exit_code, error)
-    if not is_supervised():
-        print(f"paceline: {error}", file=sys.stderr, flush=True)
-    leave_now(error.exit_code)
 
 
 def _say(text: str) -> None:

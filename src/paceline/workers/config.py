@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from paceline.config import AUTO, Section
-from paceline.units import Count, Seconds
+from paceline.units import Procs, Seconds
 
 DEFAULT_STALL_SECONDS = 600.0
 COLLECTIVE_SHARE = 1.5
@@ -16,8 +16,12 @@ class LaunchSection(Section, frozen=True):
     """Worker processes of this host."""
 
     procs_per_node: Annotated[
-        Count | None,
-        Meta(extra=AUTO, description="Worker processes on this host; auto: one per device, 2 without devices."),
+        Procs | None,
+        Meta(
+            extra=AUTO,
+            description='Worker processes on this host, or a range such as "2:4": it starts with the most and goes on with '
+            "fewer or more, see elastic.md. auto: one per device, 2 without devices.",
+        ),
     ] = None
     port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
@@ -31,10 +35,6 @@ class LaunchSection(Section, frozen=True):
         Literal["auto", "none"],
         Meta(description="auto: each worker has CPUs of its own where there are enough; none: all share all."),
     ] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.procs_per_node is not None and self.procs_per_node < 1:
-            raise ValueError(f"procs_per_node = {self.procs_per_node} starts nothing; give 1 or more")
 
 
 class RecoverySection(Section, frozen=True):

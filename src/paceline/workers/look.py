@@ -70,7 +70,7 @@ class Looker:
                 page = self.page(rank)
                 if page is not None and page.pulse is not None and page.pulse.answered == self._asked:
                     late.discard(rank)
-                elif sample.sample(self._pids[rank]).state in (sample.GONE, "Z", "T"):
+                elif _is_silent(page) or sample.sample(self._pids[rank]).state in (sample.GONE, "Z", "T"):
                     dumb.add(rank)
             return late <= dumb
 
@@ -120,6 +120,11 @@ class Looker:
                 return text
             time.sleep(0.005)
         return ""
+
+
+def _is_silent(page: Page | None) -> bool:
+    """Whether a rank's pulse has stopped long ago: it will not answer."""
+    return page is None or page.pulse is None or time.monotonic() - page.pulse.time > PULSE_SILENT_SECONDS
 
 
 def page_path(folder: Path, rank: int) -> Path:

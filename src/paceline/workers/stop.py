@@ -18,9 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from paceline.workers import environment
 from paceline.workers.signals import STOPPING, signal_name
 
 
@@ -73,7 +75,7 @@ class _Listener:
         with self.lock:
             if self.asked is not None:
                 return
-            self.asked = Ask(signal_name(number), time.monotonic())
+            self.asked = Ask(_told() or signal_name(number), time.monotonic())
             if self.leave is not None:
                 self.leave(self.asked)
 
@@ -101,6 +103,20 @@ class _Listener:
         print(f"paceline: {self.asked.how}: saving after this step, then stopping{more}", file=sys.stderr, flush=True)
 
 
+def tell(folder: Path, how: str) -> None:
+    """In the launcher, before it signals the workers of `folder`: how it was asked itself."""
+    with contextlib.suppress(OSError):
+        (folder / _ASKED).write_text(how, encoding="utf-8")
+
+
+def _told() -> str | None:
+    folder = environment.folder()
+    with contextlib.suppress(OSError):
+        return None if folder is None else (folder / _ASKED).read_text(encoding="utf-8")
+    return None
+
+
+_ASKED = "asked"
 _listener: _Listener | None = None
 
 

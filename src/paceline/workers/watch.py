@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 
 from paceline.errors import Interrupted, PacelineError, Preempted
 from paceline.units import format_seconds
-from paceline.workers import decide, heartbeat, verdict
+from paceline.workers import decide, heartbeat, stop, verdict
 from paceline.workers.config import DEFAULT_STALL_SECONDS
 from paceline.workers.decide import Decision, Ending
 from paceline.workers.heartbeat import Beat
@@ -260,6 +260,7 @@ class _Watch:
         self._say(
             f"paceline: {how}: stopping {len(self.group.live())} workers within {within}; once more to leave at once"
         )
+        stop.tell(self.group.folder, how)
         return self._stop_all(how)
 
     def _stop_all(self, how: str) -> Decision | None:

@@ -138,8 +138,8 @@ class Watchdog:
         if view.waiting and finding.kind == "storage":
             limit = self._waiting_seconds
         stall = Stall(finding, snapshot, limit)
-        certain = finding.kind == "stopped" and set(stopped) >= set(finding.ranks)
-        if self._act and (certain or (finding.kind != "stopped" and view.silent_seconds >= limit)):
+        long_stopped = finding.kind == "stopped" and set(stopped) >= set(finding.ranks)
+        if self._act and (long_stopped or view.silent_seconds >= limit):
             return stall
         self._tell(stall, view.silent_seconds, self._limits.of(view.section))
         self._pause = min(_LONGEST_PAUSE_SECONDS, 1.2 * self._pause)

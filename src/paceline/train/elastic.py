@@ -1,0 +1,165 @@
+"""How many local ranks an attempt has where the job gives a range: as asked by `control/procs`, or one fewer, without a
+suspect. The global batch, the samples and their order stay; micro-batch, accumulation and layout are derived anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from paceline.cluster.probe import Host, probe_host
+from paceline.errors import Interrupted, JobError, Preempted, Stalled
+from paceline.job.load import Job
+from paceline.job.resolve import Resolved, resolve_job
+from paceline.run.control import PROCS, Control
+from paceline.workers.watch import GroupResult
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+STALLS = 2
+"""Times that one rank stalls before its device is left out."""
+
+
+def resolve_range(job: Job, host: Host | None = None) -> dict[int, Resolved]:
+    """The job for every number of local ranks that it may have, the largest first, which it starts with.
+
+    Raises:
+        JobError: it contradicts itself under one of them, with the reason for each.
+    """
+    host = host or probe_host()
+    asked = job.launch.procs_per_node
+    most = int(asked or host.default_procs)
+    least = asked.least if asked is not None else most
+    found: dict[int, Resolved] = {}
+    refused: dict[int, JobError] = {}
+    for procs in range(most, least - 1, -1):
+        try:
+            found[procs] = resolve_job(job, procs, host)
+        except JobError as error:
+            if least == most:
+                raise
+            refused[procs] = error
+    if refused:
+        raise _cannot_hold(asked or most, refused, sorted(found))
+    if least < most and job.parallel.layout == "auto":
+        raise JobError(
+            f"layout = auto plans for one number of ranks, and {least}:{most} is a range",
+            key="parallel.layout",
+            values={"procs": f"{least}:{most}"},
+            hint="Name the degrees, such as parallel.dp_replicate=-1 for all ranks, or give one number of ranks.",
+        )
+    return found
+
+
+def _cannot_hold(asked: int, refused: Mapping[int, JobError], hold: list[int]) -> JobError:
+    lines = "".join(f"\n  {procs} ranks: {error.key}: {error.message}" for procs, error in sorted(refused.items()))
+    first = next(iter(refused.values()))
+    fits = f"It holds {' or '.join(map(str, hold))} ranks" if hold else "It holds none of them"
+    return JobError(
+        f"the range {asked} has numbers of ranks that this job does not hold:{lines}",
+        key="launch.procs_per_node",
+        values={"range": str(asked), "refused": {str(n): e.message for n, e in refused.items()}, "hold": hold},
+        hint=f"{fits}. {first.hint or 'Narrow the range.'}",
+    )
+
+
+class Ranks:
+    """The number of ranks of the attempts of one command.
+
+    Args:
+        range_: the job by number of ranks, the first of which it starts with.
+        control: where another number is asked for.
+        say: told what is done with it.
+        without_suspects: whether a rank that stalls again and again is left out.
+        environment: of this process, for the devices that may be used.
+
+    Attributes:
+        resolved: the job as the next attempt runs it.
+        environment: variables of its workers beside this process's own.
+    """
+
+    def __init__(
+        self,
+        range_: Mapping[int, Resolved],
+        control: Control,
+        say: Callable[[str], None],
+        *,
+        without_suspects: bool,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.resolved = next(iter(range_.values()))
+        self.environment: dict[str, str] = {}
+        self._range, self._control, self._say = dict(range_), control, say
+        self._without_suspects = without_suspects
+        self._visible = _devices(environment.get(VISIBLE), self.resolved.host)
+        self._stalls: Counter[int] = Counter()
+        self._wanted: int | None = None
+
+    @property
+    def procs(self) -> int:
+        return self.resolved.layout.world_size
+
+    def asked(self) -> str | None:
+        """How another number of ranks was asked for, while it is; what cannot be met is said and removed."""
+        if not self._control.asked(PROCS):
+            return None
+        text = self._control.text(PROCS)
+        wanted = int(text) if text.isdecimal() else None
+        if wanted is not None and wanted in self._range and wanted != self.procs and self._has_devices(wanted):
+            self._wanted = wanted
+            return f"control/{PROCS} = {wanted}"
+        if wanted == self.procs:
+            why = f"there are {wanted} ranks"
+        elif len(self._range) == 1:
+            why = f"the run was started with {self.procs} ranks and no range, such as --procs 1:{self.procs}"
+        else:
+            why = f"the range is {min(self._range)}:{max(self._range)}"
+        self._say(f"paceline: control/{PROCS} = {text!r} changes nothing: {why}")
+        if problem := self._control.done(PROCS):
+            self._say(problem)
+        return None
+
+    def resized(self, result: GroupResult) -> str | None:
+        """After an attempt: whether it ended for another number of ranks, which the next one has then; the reason."""
+        wanted, self._wanted = self._wanted, None
+        told = result.signal is not None or result.asked is None or not result.asked.startswith(f"control/{PROCS}")
+        if wanted is None or told or not isinstance(result.error, Preempted | Interrupted):
+            return None
+        if problem := self._control.done(PROCS):
+            self._say(problem)
+        reason = f"control/{PROCS}: {wanted} ranks instead of {self.procs}"
+        self.resolved = self._range[wanted]
+        return reason
+
+    def without(self, result: GroupResult) -> list[str]:
+        """After a failure: leave out a rank that is suspected, if the job allows it and the range has room; what to say."""
+        if not self._without_suspects or not isinstance(result.error, Stalled) or self.procs - 1 not in self._range:
+            return []
+        at_start = result.error.key == "recovery.start_timeout"
+        # Who waited in vain for another at the start is not the one to leave out.
+        seen = [] if at_start or result.rank is None else [result.rank]
+        ranks = list(result.error.values.get("ranks", seen))
+        self._stalls.update(ranks)
+        suspect = next((rank for rank in ranks if at_start or self._stalls[rank] >= STALLS), None)
+        if suspect is None:
+            return []
+        why = "did not start" if at_start else f"stalled {self._stalls[suspect]} times"
+        said = f"paceline: rank {suspect} {why}: {self.procs - 1} ranks instead of {self.procs}"
+        if suspect < len(self._visible):
+            del self._visible[suspect]
+            self.environment[VISIBLE] = ",".join(self._visible)
+        # Ranks are numbered anew.
+        self._stalls.clear()
+        self.resolved = self._range[self.procs - 1]
+        return [said]
+
+    def _has_devices(self, procs: int) -> bool:
+        return self.resolved.host.device_kind == "cpu" or procs <= len(self._visible)
+
+
+def _devices(visible: str | None, host: Host) -> list[str]:
+    """The accelerators that ranks get, in their order."""
+    if host.device_kind == "cpu":
+        return []
+    if visible:
+        return [name.strip() for name in visible.split(",")]
+    return [str(index) for index in range(host.devices)]

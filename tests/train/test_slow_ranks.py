@@ -12,11 +12,16 @@ import torch
 from paceline.drill.faults import BY_KIND
 from paceline.drill.order import read_truth
 from paceline.drill.reach import why_not
+from paceline.parallel.layout import Layout
+from paceline.report.summary import summarise
+from paceline.run.directory import RunDirectory
 from paceline.run.records import read_records
 from paceline.telemetry.stragglers import work_of
+from paceline.train.stragglers import stragglers_watched
 from paceline.train.window import WindowFacts
 from tests.docs.markdown import copy_examples
 from tests.pool.launch import Launcher
+from tests.telemetry.test_stragglers import rank_parts, window
 
 TRIALS = 10
 COST_SHARE = 0.01
@@ -77,6 +82,25 @@ def test_the_facts_of_a_window_cost_less_than_a_hundredth_of_a_step() -> None:
         spent.append(time.perf_counter() - began)
     print(f"{statistics.median(spent) * 1e6:.0f} us a window")
     assert statistics.median(spent) < COST_SHARE * 0.035
+
+
+@pytest.mark.parametrize(("policy", "asked"), [("report", None), ("restart-without", "1")])
+def test_a_slow_rank_is_on_record_and_said_and_left_out_where_that_is_the_policy(
+    tmp_path: Path, policy: str, asked: str | None
+) -> None:
+    said: list[str] = []
+    directory = RunDirectory.open(tmp_path / "run", "", {"run.name": "run"}, lambda key: True)
+    with directory, stragglers_watched(directory, Layout(dp_replicate=2), said.append, policy):
+        for rank, compute in enumerate((0.02, 0.05)):
+            with directory.writer(f"rank{rank}") as writer:
+                for last in (10, 20, 30):
+                    writer.write(window(rank, rank_parts(compute, 0.01), last))
+    (found,) = read_records(tmp_path / "run", kinds=("straggler",))
+    assert (found["rank"], found["host"], found["cause"], found["step"]) == (1, "host1", "compute", 30)
+    assert len(said) == 1 and "rank 1 on host1 is slow" in said[0]
+    file = tmp_path / "run" / "control" / "procs"
+    assert (file.read_text().strip() if file.exists() else None) == asked
+    assert summarise(tmp_path / "run")["stragglers"][0]["rank"] == 1
 
 
 def test_a_window_says_what_its_rank_did() -> None:

@@ -32,6 +32,8 @@ PROGRAMS = {
     "context_memory": ["benchmarks.context_memory"],
     "pipeline_bubble": ["benchmarks.pipeline_bubble"],
     "command_start": ["benchmarks.command_start"],
+    "pulse_cost": ["benchmarks.pulse_cost"],
+    "verdicts": ["benchmarks.verdicts", "--each", "3"],
     "plan_speed": ["benchmarks.plan_speed"],
     "checkpoint_save": ["benchmarks.checkpoint_save"],
     "bench_collectives": ["benchmarks.bench_collectives"],

@@ -41,17 +41,27 @@ class Storm:
     Args:
         seed: of all that is drawn.
         targets: kinds of processes, each as likely as it stands here often.
+        share_in_saves: of the kills, those that wait for a save.
     """
 
-    def __init__(self, running: Running, token: str, run_dir: Path, seed: int, targets: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        running: Running,
+        token: str,
+        run_dir: Path,
+        seed: int,
+        targets: tuple[str, ...],
+        share_in_saves: float = 0.5,
+    ) -> None:
         self._running, self._token, self._run_dir = running, token, run_dir
         self._draw = random.Random(seed)
         self._targets = targets
+        self._share_in_saves = share_in_saves
         self._records = _Tail(run_dir / "records")
         self.kills: list[Kill] = []
 
     def rage(self, count: int, timeout: float) -> list[Kill]:
-        """Kill `count` times, half of them inside a save; returns what was done. The run goes on meanwhile."""
+        """Kill `count` times; returns what was done. The run goes on meanwhile."""
         deadline = time.monotonic() + timeout
         while len(self.kills) < count:
             assert self._running.process.poll() is None, f"ended after {self.kills}\n{self._running.stderr[-4000:]}"
@@ -61,7 +71,7 @@ class Storm:
 
     def _one_more(self, deadline: float) -> None:
         target = self._draw.choice(self._targets)
-        in_save = self._draw.random() < 0.5
+        in_save = self._draw.random() < self._share_in_saves
         # From the last step that the killed attempt made: what is done again is no progress.
         since = max(self._records.steps, default=0) if self.kills else 0
         if not (self.kills and self._draw.random() < 0.1 and self.kills[-1].step != since):

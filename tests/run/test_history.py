@@ -11,7 +11,7 @@ import pytest
 from paceline.checkpoint.config import CheckpointSection
 from paceline.checkpoint.interval import RECOVERY_SECONDS, SaveCost, failure_rate
 from paceline.run.history import History, history
-from paceline.run.records import Certificate, Fault, Record, RecordWriter, Restart, Window
+from paceline.run.records import Certificate, Fault, Record, RecordWriter, Restart, RunFinished, Window
 
 
 def story(folder: Path, attempt: int, *records: tuple[float, Record]) -> None:
@@ -35,6 +35,10 @@ def fault(kind: str) -> Record:
     return Fault(step=10, rank=1, host="h", kind_of_fault=kind, evidence="", message="")
 
 
+def end(code: int) -> Record:
+    return RunFinished(step=20, exit=code, reason="", steps=20, samples=0)
+
+
 def again(attempt: int) -> Record:
     return Restart(step=10, reason="", next_attempt=attempt, seconds=1.0)
 
@@ -43,17 +47,17 @@ def again(attempt: int) -> Record:
 def run(tmp_path: Path) -> Path:
     """Two failures outlived in 3 and 10 s, an end by the job's own fault, and a day later one more attempt."""
     story(tmp_path, 1, (1000.0, step(1)), (1100.0, step(10)), (1101.0, fault("WorkerFailed")), (1102.0, again(2)))
-    story(tmp_path, 2, (1104.0, step(10)), (1107.0, resumed()), (1200.0, fault("Stalled")), (1201.0, again(3)))
+    story(tmp_path, 2, (1104.0, step(10)), (1107.0, resumed()), (1200.0, fault("link")), (1201.0, again(3)))
     story(tmp_path, 3, (1205.0, fault("WorkerFailed")), (1206.0, again(4)))
-    story(tmp_path, 4, (1210.0, resumed()), (1300.0, step(20)), (1301.0, fault("JobError")))
-    story(tmp_path, 5, (90000.0, step(20)), (90010.0, step(30)))
+    story(tmp_path, 4, (1210.0, resumed()), (1300.0, step(20)), (1301.0, fault("JobError")), (1302.0, end(78)))
+    story(tmp_path, 5, (90000.0, step(20)), (90009.0, fault("suspected")), (90010.0, step(30)))
     return tmp_path
 
 
 def test_failures_time_and_recovery_are_counted(run: Path) -> None:
     found = history(run)
     assert found.failures == 3
-    assert found.run_seconds == pytest.approx(102.0 + 97.0 + 1.0 + 91.0 + 10.0)
+    assert found.run_seconds == pytest.approx(102.0 + 97.0 + 1.0 + 92.0 + 10.0)
     assert found.recovery_seconds == pytest.approx((3.0 + 10.0) / 2)
 
 

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 from paceline.errors import JobError, PacelineError
 from paceline.job.load import load_job
+from paceline.run.files import write_atomic
 from paceline.run.records import Checkpoint, RecordWriter, RunFinished, RunStarted, Step
 from paceline.train import run, shared_run
 from paceline.workers.heartbeat import beat
@@ -72,7 +73,7 @@ def worker() -> int:
                 writer.write(Step(step=step + 1, loss=1.0, grad_norm=1.0, lr=1.0, tokens=1, seconds=STEP_SECONDS,
                                   tokens_per_second=1.0, mfu=None, samples=step + 1))  # fmt: skip
                 if (step + 1) % EVERY == 0:
-                    mark.write_text(str(step + 1))
+                    write_atomic(mark, str(step + 1))
                     writer.write(Checkpoint(step=step + 1, state="durable", path=str(mark)))
         if rank == 0:
             writer.write(RunFinished(step=STEPS, exit=0, reason="done", steps=STEPS, samples=STEPS))
@@ -83,8 +84,12 @@ def fail(what: str, rank: int) -> None:
     """What a rank does; the others wait for it until they are ended."""
     if what == "policy":
         raise PacelineError("5 steps in a row were not finite")
-    if rank != 1:
+    meeting = Path(os.environ[shared_run.RUN_PATH]) / "checkpoints" / f"rank-0-waits-{os.environ[shared_run.ATTEMPT]}"
+    if rank == 0:
+        meeting.touch()
         time.sleep(60)
+    while not meeting.exists():
+        time.sleep(0.001)
     match what:
         case "raise":
             raise ValueError(f"bad sample {time.monotonic_ns()}")

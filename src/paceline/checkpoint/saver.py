@@ -97,6 +97,7 @@ class Saver:
         self._done = 0
         self._unraised: Event | None = None
         self._warned = False
+        self._gave_up = False
         self._phase = "starting the writer"
         self._events: list[Event] = []
 
@@ -174,9 +175,11 @@ class Saver:
         self._say_next(None)
         began = time.monotonic()
         try:
-            with heartbeat.waiting(f"waiting for the save of step {self._last.step}"):
+            # All ranks may wait here, for a storage that has its own limit and not that of a step.
+            with heartbeat.waiting(f"waiting for the save of step {self._last.step}", self._timeout):
                 while not self._is_settled():
                     if time.monotonic() - began > self._timeout:
+                        self._gave_up = True
                         raise self._took_too_long(time.monotonic() - began)
                     self._host.wait(WAIT_SECONDS)
         finally:
@@ -186,14 +189,17 @@ class Saver:
             raise from_record(failed.error)
 
     def close(self) -> None:
-        """Wait until the writer has nothing left to do (as long as `timeout_seconds`), and let it end."""
+        """Wait until the writer has nothing left to do (as long as `timeout_seconds`), and let it end.
+
+        Where `wait` has waited in vain, the writer is left to what it does: the next attempt waits for it.
+        """
         self._say_next(None)
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + (0.0 if self._gave_up else self._timeout)
         while self._host.is_open and self._done < self._number and time.monotonic() < deadline:
             self._pump()
             self._host.wait(WAIT_SECONDS)
         self.poll()
-        self._host.close(END_SECONDS)
+        self._host.close(0.0 if self._gave_up else END_SECONDS)
         if self._stage is not None:
             self._stage.close()
             self._stage = None

@@ -13,8 +13,10 @@ from paceline.run.records import read_records
 _KINDS = ("run_started", "window", "checkpoint", "certificate", "fault", "restart", "run_finished")
 """Without the steps: of a long run there are too many for each start to read."""
 _STEPPED = ("window", "certificate")
-FAILURES = ("WorkerFailed", "OutOfMemory", "Stalled")
-"""Faults that say how often this job fails on these machines; others are the job's, or somebody's will."""
+_FAILED = (1, 76, 93)
+"""Exit codes of runs that a failure ended; others are the job's fault, or somebody's will."""
+_NO_FAILURE = ("PacelineError",)
+"""Kinds of faults that all ranks agreed on."""
 
 
 class History(msgspec.Struct, frozen=True):
@@ -39,10 +41,14 @@ def history(run_dir: Path) -> History:
         if failed_at is not None and first_step is not None:
             recoveries.append(first_step - failed_at)
             failed_at = None
-        faults = [r for r in records if r["kind"] == "fault" and r.get("kind_of_fault") in FAILURES]
-        failures += len(faults)
-        # A command given later has waited for somebody; that is no recovery.
+        fault = next((r for r in reversed(records) if r["kind"] == "fault"), None)
+        if fault is None or fault.get("kind_of_fault") in _NO_FAILURE:
+            continue
+        # A fault alone is no failure: what was only suspected is on record too. An attempt that goes on with other
+        # ranks, as it was asked to, has a restart alone.
         is_restarted = any(r["kind"] == "restart" for r in records)
-        if faults and is_restarted and failed_at is None:
-            failed_at = faults[0]["time"]
+        failures += is_restarted or any(r["kind"] == "run_finished" and r["exit"] in _FAILED for r in records)
+        # A command given later has waited for somebody; that is no recovery.
+        if is_restarted and failed_at is None:
+            failed_at = fault["time"]
     return History(failures, seconds, statistics.median(recoveries) if recoveries else None)

@@ -16,7 +16,7 @@ from paceline.units import format_seconds
 from paceline.workers import screen
 from paceline.workers.supervise import Attempt
 from paceline.workers.supervise import Restart as NextAttempt
-from paceline.workers.verdict import Verdict
+from paceline.workers.verdict import Verdict, is_plain
 from paceline.workers.watch import GroupResult
 from paceline.workers.watchdog import Stall
 
@@ -76,10 +76,8 @@ def last_step(directory: RunDirectory) -> int:
 
 def _agreed(verdicts: Iterable[Verdict], procs: int) -> bool:
     """Whether every rank raised the same error of ours."""
-    told = [verdict.error for verdict in verdicts if verdict.error is not None]
-    if len(told) < procs or any(error.get("kind") != PacelineError.__name__ for error in told):
-        return False
-    return len({_NUMBERS.sub("#", str(error.get("message"))) for error in told}) == 1
+    told = [str((verdict.error or {}).get("message")) for verdict in verdicts if is_plain(verdict)]
+    return len(told) == procs and len({_NUMBERS.sub("#", message) for message in told}) == 1
 
 
 class Account:

@@ -95,10 +95,10 @@ def _until_the_end(
     policy = Supervision(recovery.max_restarts, float(recovery.backoff), restart_stalled=recovery.on_stall != "stop")
     limits = Limits(None if recovery.stall_timeout is None else float(recovery.stall_timeout))
     while True:
-        limits.next_attempt()
         opens, opened = ranks.procs != opened, ranks.procs
         if opens:
             write_atomic(directory.plan_file, json.dumps(plan(ranks.resolved), indent=1))
+        limits.next_attempt()
         result = _run_workers(ranks, directory, account, limits, words, launched, opens=opens)
         if result.error is not None and result.error.values.get("sure") is False:
             limits.doubt_was_costly()
@@ -118,8 +118,8 @@ def _until_the_end(
 
 
 def _run_workers(
-    ranks: Ranks, directory: RunDirectory, account: Account, limits: Limits, words: list[str], launched: float, *,
-    opens: bool,
+    ranks: Ranks, directory: RunDirectory, account: Account, limits: Limits, words: list[str], launched: float,
+    *, opens: bool,
 ) -> GroupResult:  # fmt: skip
     """One attempt; one that `opens` says what it runs on, and prepares the data."""
     job, procs = ranks.resolved.job, ranks.procs

@@ -44,8 +44,8 @@ class RecoverySection(Section, frozen=True):
         int,
         Meta(
             ge=0,
-            description="Restarts after a failure without progress in between; a newly reached step renews them. 0: the "
-            "first failure ends the run.",
+            description="Restarts after failures without a new step in between; a new step renews them. 0: the first failure "
+            "ends the run. Three attempts in a row without a new step end it in any case.",
         ),
     ] = 3
     backoff: Annotated[

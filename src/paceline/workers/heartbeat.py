@@ -103,10 +103,10 @@ def beat(step: int, phase: str, allow_seconds: float = 0.0, section: Section | N
 
 
 @contextlib.contextmanager
-def waiting(phase: str) -> Iterator[None]:
-    """Inside, this rank waits for others on the host; after it, it is where it was before."""
+def waiting(phase: str, allow_seconds: float = WAITING) -> Iterator[None]:
+    """Inside, this rank waits for others on the host, or as long as is allowed; after it, it is where it was before."""
     step, before, allow, section = _last
-    beat(step, phase, WAITING, section)
+    beat(step, phase, allow_seconds, section)
     try:
         yield
     finally:

@@ -47,14 +47,20 @@ def read_answer(path: Path) -> Answer | None:
     return Answer(plain["stacks"], recorder.seen_of(plain["seen"]))
 
 
+def tick(path: Path, ticks: int, answered: int) -> int:
+    """One wake-up, number `ticks`: stamp, and answer what is asked into `path`; the number of the last request answered."""
+    asked = heartbeat.asked()
+    if asked != answered:
+        _answer(path)
+    heartbeat.stamp(ticks, asked)
+    return asked
+
+
 def _run(path: Path) -> None:
     ticks = answered = 0
     while True:
         ticks += 1
-        if (asked := heartbeat.asked()) != answered:
-            _answer(path)
-            answered = asked
-        heartbeat.stamp(ticks, answered)
+        answered = tick(path, ticks, answered)
         time.sleep(PERIOD_SECONDS)
 
 

@@ -94,7 +94,9 @@ def _behind(snapshot: Snapshot) -> list[int]:
     free = [rank for rank, view in ranks.items() if not waits(view)]
     if any(view.seen is not None and view.seen.running for view in ranks.values()):
         votes = _votes(ranks)
-        return [rank for rank in free if rank in votes or ranks[rank].seen is None]
+        free = [rank for rank in free if rank in votes or ranks[rank].seen is None]
+        # A rank that has ended is to blame where no other one is.
+        return [rank for rank in free if ranks[rank].sample.state != GONE] or free
     if len(free) < len(ranks):
         return free
     least = min(view.step for view in ranks.values())

@@ -20,6 +20,9 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from paceline import errors
 from paceline.workers import environment, heartbeat, recorder
 
+ENDING_SECONDS = 60.0
+"""From the verdict to the end of the process."""
+
 Cause = Literal["own", "timeout", "consequence"]
 
 # What a rank sees when another one has gone, in the words of Gloo, the store and NCCL.
@@ -70,6 +73,8 @@ def write_verdict(exit_code: int, error: BaseException | None = None, *, rank: i
     part = path.with_suffix(".part")
     part.write_text(json.dumps(_verdict(rank, exit_code, error)._asdict(), default=str), encoding="utf-8")
     part.replace(path)
+    # Tearing down takes a while, without a beat and with the pulse already gone.
+    heartbeat.beat(*heartbeat.last(), ENDING_SECONDS, "save")
 
 
 def reported(main: Callable[[], int]) -> int:
@@ -132,6 +137,11 @@ def cause_of(error: BaseException) -> Cause:
 def error_of(verdict: Verdict) -> errors.PacelineError | None:
     """The `PacelineError` that the worker raised, or None where it raised another exception or none."""
     return errors.from_record(verdict.error) if verdict.error is not None and "exit" in verdict.error else None
+
+
+def is_plain(verdict: Verdict) -> bool:
+    """Whether the worker raised a `PacelineError` of no particular kind: what it found, the others may find as well."""
+    return verdict.error is not None and verdict.error.get("kind") == errors.PacelineError.__name__
 
 
 def _verdict(rank: int, exit_code: int, error: BaseException | None) -> Verdict:

@@ -29,13 +29,14 @@ from paceline.workers.oom import oom_kills
 from paceline.workers.output import Output
 from paceline.workers.signals import STOPPING
 from paceline.workers.start import Worker, WorkerGroup
-from paceline.workers.verdict import Verdict
+from paceline.workers.verdict import Verdict, is_plain
 from paceline.workers.watchdog import Stall, Watchdog
 
 SETTLE_SECONDS = 2.0
 """Time that the other ranks have, after an echo of a failure, to leave their own verdicts: one of them is its cause."""
 KNOWN_SECONDS = 0.3
-"""The same where the cause is known: a rank that failed by itself. Whatever failed before it has told by then."""
+"""The same where the cause is known: a rank that failed by itself. Whatever failed before it has told by then. An error
+that all ranks may find is waited for longer: whether they do decides whether another attempt is worth it."""
 _STOPPED_EXITS = (Preempted.exit_code, Interrupted.exit_code)
 _STOPPED_CODES = tuple(-number for number in STOPPING)
 _TICK_SECONDS = 0.2
@@ -244,7 +245,9 @@ class _Watch:
     def _is_cause_known(self) -> bool:
         """Whether a rank has failed by itself, and the others have had their moment since."""
         first = decide.first_failure(self._endings())
-        return first is not None and first.cause == "own" and time.monotonic() - first.time > KNOWN_SECONDS
+        if first is None or first.cause != "own" or (first.verdict is not None and is_plain(first.verdict)):
+            return False
+        return time.monotonic() - first.time > KNOWN_SECONDS
 
     def _one_was_asked(self) -> bool:
         """Whether a worker has ended because it was asked to stop: by its verdict, or by a signal before it listened."""

@@ -14,7 +14,7 @@ from paceline.workers import heartbeat, screen
 from paceline.workers.heartbeat import Beat
 from paceline.workers.limits import Limits
 from paceline.workers.look import Looker
-from paceline.workers.sample import sample
+from paceline.workers.sample import GONE, sample
 from paceline.workers.suspects import Finding, Snapshot, find
 
 GAP_SECONDS = 2.0
@@ -80,7 +80,7 @@ class Watchdog:
         stopped = self._stopped(ranks, now)
         if not overdue and not stopped:
             return None
-        stall = self._judge(stopped)
+        stall = self._judge(ranks, stopped)
         self._last_tick = time.monotonic()
         return stall
 
@@ -124,13 +124,14 @@ class Watchdog:
         self._stopped_since = {r: self._stopped_since.get(r, now) for r, state in states.items() if state == "T"}
         return [r for r, since in self._stopped_since.items() if now - since >= self._limits.certain_seconds]
 
-    def _judge(self, stopped: list[int]) -> Stall | None:
+    def _judge(self, ranks: list[int], stopped: list[int]) -> Stall | None:
         first = not self._looker.has_looked
         snapshot = self._looker.look(list(self._pids))
         if not snapshot.ranks or (first and not stopped):
             return None
-        if any(view.sample.state == "t" for view in snapshot.ranks.values()):
-            # Under a debugger: whoever uses it knows why nothing moves.
+        states = [snapshot.ranks[rank].sample.state for rank in ranks if rank in snapshot.ranks]
+        if any(state in (GONE, "Z", "t") for state in states):
+            # One has ended this moment, which is seen without a look; or a debugger holds it, and who uses it knows why.
             return None
         finding = find(snapshot)
         view = snapshot.ranks[finding.ranks[0]]

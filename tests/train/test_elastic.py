@@ -64,7 +64,7 @@ def test_who_wants_to_stop_comes_before_who_wants_other_ranks(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("procs", "text", "why"),
-    [("2:4", "5", "the range is 2:4"), ("2:4", "many", "the range is 2:4"), ("2:4", "4", "there are 4 ranks"),
+    [("2:4", "5", "the range is 2:4"), ("2:4", "many", "the range is 2:4"), ("2:4", "4", "that many there are"),
      ("4", "2", "no range, such as --procs 1:4")],
 )  # fmt: skip
 def test_what_cannot_be_met_is_said_once(tmp_path: Path, procs: str, text: str, why: str) -> None:

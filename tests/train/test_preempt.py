@@ -99,3 +99,11 @@ def test_a_request_that_cannot_be_removed_is_met_once(tmp_path: Path, monkeypatc
     assert control.asked("stop"), "a new request is one"
     with pytest.raises(JobError, match="is left from before this start and cannot be removed: Permission denied"):
         Control(tmp_path).clear()
+
+
+def test_a_folder_of_requests_that_cannot_be_written_is_told_with_another_way(tmp_path: Path) -> None:
+    (tmp_path / "control").write_text("in the way")
+    with pytest.raises(JobError, match="cannot write .*control/stop: File exists") as refused:
+        ask(tmp_path, "stop")
+    assert "send SIGTERM to its launcher" in str(refused.value.hint)
+    assert Control(tmp_path).clear() == [], "the run itself does without"

@@ -51,7 +51,7 @@ def resolve_range(job: Job, host: Host | None = None) -> dict[int, Resolved]:
 
 
 def _cannot_hold(asked: int, refused: Mapping[int, JobError], hold: list[int]) -> JobError:
-    lines = "".join(f"\n  {procs} ranks: {error.key}: {error.message}" for procs, error in sorted(refused.items()))
+    lines = "".join(f"\n  {_ranks(procs)}: {error.key}: {error.message}" for procs, error in sorted(refused.items()))
     first = next(iter(refused.values()))
     fits = f"It holds {' or '.join(map(str, hold))} ranks" if hold else "It holds none of them"
     return JobError(
@@ -108,9 +108,9 @@ class Ranks:
             self._wanted = wanted
             return f"control/{PROCS} = {wanted}"
         if wanted == self.procs:
-            why = f"there are {wanted} ranks"
+            why = "that many there are"
         elif len(self._range) == 1:
-            why = f"the run was started with {self.procs} ranks and no range, such as --procs 1:{self.procs}"
+            why = f"the run was started with {_ranks(self.procs)} and no range, such as --procs 1:{self.procs}"
         else:
             why = f"the range is {min(self._range)}:{max(self._range)}"
         self._say(f"paceline: control/{PROCS} = {text!r} changes nothing: {why}")
@@ -126,7 +126,7 @@ class Ranks:
             return None
         if problem := self._control.done(PROCS):
             self._say(problem)
-        reason = f"control/{PROCS}: {wanted} ranks instead of {self.procs}"
+        reason = f"control/{PROCS}: {_ranks(wanted)} instead of {self.procs}"
         self.resolved = self._range[wanted]
         return reason
 
@@ -143,7 +143,7 @@ class Ranks:
         if suspect is None:
             return []
         why = "did not start" if at_start else f"stalled {self._stalls[suspect]} times"
-        said = f"paceline: rank {suspect} {why}: {self.procs - 1} ranks instead of {self.procs}"
+        said = f"paceline: rank {suspect} {why}: {_ranks(self.procs - 1)} instead of {self.procs}"
         if suspect < len(self._visible):
             del self._visible[suspect]
             self.environment[VISIBLE] = ",".join(self._visible)
@@ -154,6 +154,10 @@ class Ranks:
 
     def _has_devices(self, procs: int) -> bool:
         return self.resolved.host.device_kind == "cpu" or procs <= len(self._visible)
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _devices(visible: str | None, host: Host) -> list[str]:

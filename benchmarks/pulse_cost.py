@@ -83,8 +83,9 @@ def recorded(collectives: int) -> tuple[float, float]:
     """Seconds of a collective of one rank, and of reading what the engine has recorded of them."""
     import torch
     import torch.distributed as dist
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         tensor = torch.ones(16)
         each = seconds_of(lambda: dist.all_reduce(tensor), collectives)

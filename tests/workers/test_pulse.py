@@ -80,7 +80,7 @@ def test_a_recorder_that_has_changed_is_no_recorder(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_process_is_seen_with_its_state_and_its_wait() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; sum(range(10**7)); time.sleep(60)"])
     try:
         deadline = time.monotonic() + 10
         while "nanosleep" not in sample.sample(child.pid).waits_in and time.monotonic() < deadline:
@@ -213,9 +213,10 @@ def test_a_wait_on_the_host_or_an_allowed_silence_is_no_stall(monkeypatch: pytes
     assert played.until(200.0) is not None
 
 
-def test_a_rank_under_a_debugger_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("state", ["t", "Z"])
+def test_a_rank_under_a_debugger_or_just_ended_is_left_alone(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     played = Played(monkeypatch)
-    played.state = "t"
+    played.state = state
     assert played.until(60.0) is None
 
 

@@ -73,11 +73,11 @@ class Page(NamedTuple):
 
 def open_file(path: Path) -> None:
     """Make this process's beats go to `path`."""
-    global _began, _first_step
+    global _sequence, _began, _first_step
     path.write_bytes(bytes(_PAGE_BYTES))
     with path.open("r+b") as file:
         _pages[:] = [mmap.mmap(file.fileno(), _PAGE_BYTES)]
-    _began, _first_step = None, None
+    _sequence, _began, _first_step = 0, None, None
 
 
 def beat(step: int, phase: str, allow_seconds: float = 0.0, section: Section | None = None) -> None:

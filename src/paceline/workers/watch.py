@@ -235,19 +235,20 @@ class _Watch:
         self.pipes.drain()
         self.output.mute()
         views = self.looker.look([w.rank for w in self.group.live() if w.rank not in self._told()]).ranks
-        self._until(lambda: not self.group.live() or self._is_cause_known(), SETTLE_SECONDS)
+        looked_at = time.monotonic()
+        self._until(lambda: not self.group.live() or self._is_cause_known(looked_at), SETTLE_SECONDS)
         endings = self._endings()
         # No SIGTERM first: to a rank that trains it is a request to go on until the step is done, which never will be.
         self._end()
         stacks = {rank: view.stack or f"no stack: {view.sample.state}\n" for rank, view in views.items()}
         return decide.decide(endings, stacks, {r: v.seen for r, v in views.items() if v.seen is not None})
 
-    def _is_cause_known(self) -> bool:
-        """Whether a rank has failed by itself, and the others have had their moment since."""
+    def _is_cause_known(self, since: float) -> bool:
+        """Whether a rank has failed by itself, and the others have had their moment since (CLOCK_MONOTONIC)."""
         first = decide.first_failure(self._endings())
         if first is None or first.cause != "own" or (first.verdict is not None and is_plain(first.verdict)):
             return False
-        return time.monotonic() - first.time > KNOWN_SECONDS
+        return time.monotonic() - max(first.time, since) > KNOWN_SECONDS
 
     def _one_was_asked(self) -> bool:
         """Whether a worker has ended because it was asked to stop: by its verdict, or by a signal before it listened."""

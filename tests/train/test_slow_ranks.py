@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.drill import reach
 from paceline.drill.faults import BY_KIND
-from paceline.drill.order import read_truth
-from paceline.drill.reach import why_not
+from paceline.drill.run import begin
+from paceline.drill.trials import Ground, try_fault
 from paceline.parallel.layout import Layout
 from paceline.report.summary import summarise
 from paceline.run.directory import RunDirectory
@@ -20,7 +21,6 @@ from paceline.telemetry.stragglers import work_of
 from paceline.train.stragglers import stragglers_watched
 from paceline.train.window import WindowFacts
 from tests.docs.markdown import copy_examples
-from tests.pool.launch import Launcher
 from tests.telemetry.test_stragglers import rank_parts, window
 
 TRIALS = 10
@@ -33,42 +33,40 @@ def own_work(run: Path, rank: int, after: int) -> float:
     return statistics.fmean(work_of(window).total for window in windows)
 
 
-def named(launch: Launcher, kind: str, seed: int) -> tuple[Path, dict[str, object], dict[str, object] | None]:
-    """A drill of one fault: its folder, the truth and the straggler on record after it."""
-    words = ["drill", "examples/tiny.toml", "--procs", "2", "--kinds", kind, "--seed", str(seed)]
-    done = launch([*words, f"run.name=seed-{seed}"], timeout=120)
-    folder = launch.folder / "runs" / f"seed-{seed}-drill"
-    assert done.returncode == 0, done.stdout + done.stderr
-    (truth,) = [read_truth(folder / f"{kind}.truth.jsonl")[0]]
-    found = [r for r in read_records(folder / kind, kinds=("straggler",)) if r["time"] > truth["time"]]
-    return folder, truth, found[0] if found else None
+@pytest.fixture
+def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
+    """The tiny job's undisturbed run on two ranks."""
+    copy_examples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return begin(["examples/tiny.toml"], 2, 0, [], print)[0]
 
 
 # R17
 @pytest.mark.soak
 @pytest.mark.limit(900)
-def test_half_a_cpu_is_named_ten_times_of_ten_with_its_true_score(launch: Launcher) -> None:
-    if reason := why_not(BY_KIND["slow-cpu"], 2):
+def test_half_a_cpu_is_named_ten_times_of_ten_with_its_true_score(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := reach.why_not(BY_KIND["slow-cpu"], 2):
         pytest.skip(reason)
-    copy_examples(launch.folder)
-    for seed in range(TRIALS):
-        folder, truth, found = named(launch, "slow-cpu", seed)
-        rank, step = int(str(truth["rank"])), int(str(truth["step"]))
-        assert found is not None and (found["rank"], found["cause"]) == (rank, "compute"), (seed, found)
-        true = own_work(folder / "undisturbed", rank, step) / own_work(folder / "slow-cpu", rank, step)
-        score = 1.0 / float(str(found["ratio"]))
-        print(f"seed {seed}: score {score:.3f}, true {true:.3f}")
-        assert abs(score - true) <= 0.1
+    monkeypatch.setattr(reach, "CPU_SHARE", 0.5)
+    for number in range(TRIALS):
+        trial = try_fault(ground, BY_KIND["slow-cpu"], name=f"half-{number}")
+        assert trial.survived and (trial.named, trial.named_rank) == ("compute", trial.struck_rank), (number, trial)
+        run, rank, step = Path(trial.run_dir), int(trial.struck_rank or 0), int(trial.struck_step or 0)
+        (found,) = read_records(run, kinds=("straggler",))
+        true = own_work(ground.undisturbed.run_dir, rank, step) / own_work(run, rank, step)
+        print(f"{number}: score {1.0 / found['ratio']:.3f}, true {true:.3f}")
+        assert abs(1.0 / found["ratio"] - true) <= 0.1
 
 
 # R18
 @pytest.mark.soak
 @pytest.mark.limit(900)
-def test_slow_data_is_named_ten_times_of_ten(launch: Launcher) -> None:
-    copy_examples(launch.folder)
-    for seed in range(TRIALS):
-        _, truth, found = named(launch, "slow-data", seed)
-        assert found is not None and (found["rank"], found["cause"]) == (truth["rank"], "data"), (seed, found)
+def test_slow_data_is_named_ten_times_of_ten(ground: Ground) -> None:
+    for number in range(TRIALS):
+        trial = try_fault(ground, BY_KIND["slow-data"], name=f"data-{number}")
+        assert trial.survived and (trial.named, trial.named_rank) == ("data", trial.struck_rank), (number, trial)
 
 
 @pytest.mark.soak

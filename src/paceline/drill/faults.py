@@ -38,7 +38,7 @@ FAULTS = (
     Fault("stuck-loader", "a rank's loader gives no batch any more", named=("loader",)),
     Fault("held-gil", "native code in a rank holds the interpreter for ever", named=("gil",)),
     Fault("slow-rank", "a rank sleeps in its own work of every step", ranks=2, named=("compute",), alive=True),
-    Fault("slow-cpu", "a rank gets half a CPU", ranks=2, named=("compute",), alive=True),
+    Fault("slow-cpu", "a rank gets a quarter of a CPU", ranks=2, named=("compute",), alive=True),
     Fault("slow-data", "a rank's batches come late in every step", ranks=2, named=("data",), alive=True),
     Fault("slow-link", "the network between the ranks gets slow", ranks=2, named=("link",), alive=True, blames=False),
     Fault("preemption", "SIGTERM to one rank, then the same command again", ends="preempted"),

@@ -14,6 +14,8 @@ from paceline.drill.faults import Fault
 
 CGROUPS = Path("/sys/fs/cgroup")
 PERIOD_US = 100_000
+CPU_SHARE = 0.25
+"""Of one CPU, for the slow rank: half of one is what each rank has anyway where a machine does something else besides."""
 LINK = "rate 200mbit burst 256kb latency 50ms"
 """Of the slow link: what a gigabyte per second of loopback falls to."""
 
@@ -28,12 +30,12 @@ def why_not(fault: Fault, procs: int) -> str | None:
 
 
 @contextlib.contextmanager
-def half_a_cpu(name: str) -> Iterator[str]:
-    """A control group that may use half a CPU; gives the file that takes the process ids of its members."""
+def little_cpu(name: str) -> Iterator[str]:
+    """A control group that may use `CPU_SHARE` of a CPU; gives the file that takes the process ids of its members."""
     group, write_quota = _group(name)
     group.mkdir()
     try:
-        write_quota(group, PERIOD_US // 2)
+        write_quota(group, round(CPU_SHARE * PERIOD_US))
         yield str(group / "cgroup.procs")
     finally:
         _remove(group)
@@ -70,7 +72,7 @@ def _no_quota() -> str | None:
     if os.geteuid() != 0:
         return "needs root for a CPU quota"
     try:
-        with half_a_cpu(f"paceline-drill-probe-{os.getpid()}"):
+        with little_cpu(f"paceline-drill-probe-{os.getpid()}"):
             return None
     except OSError as error:
         return f"no CPU quota can be set here: {error.strerror or error}"

@@ -103,7 +103,7 @@ def _order(ground: Ground, fault: Fault, name: str, control: Control | None) -> 
 def _prepared(ground: Ground, fault: Fault, name: str) -> Iterator[str]:
     """What a fault needs beside the processes: gives the place that its order names."""
     if fault.kind == "slow-cpu":
-        with reach.half_a_cpu(f"paceline-drill-{os.getpid()}-{name}") as members:
+        with reach.little_cpu(f"paceline-drill-{os.getpid()}-{name}") as members:
             yield members
     elif fault.kind == "full-disk":
         size = SMALL_DISK_BYTES + DISK_SAVES * ground.checkpoint_bytes

@@ -63,6 +63,7 @@ from paceline.train.shared_run import open_directory, write_at_once
 from paceline.train.startup import host_barrier, make_optimizer, world_group
 from paceline.train.state import TrainingState
 from paceline.train.step import Batch, Forward, Loss, TrainStep, on_device
+from paceline.train.window import WindowFacts
 from paceline.workers import stop
 from paceline.workers.config import RecoverySection
 from paceline.workers.rendezvous import World, join
@@ -282,7 +283,7 @@ class Trainer:
             world_size=world.world_size, rank=world.rank, group=group, autocast=autocast,
             wait_for_all=host_barrier(world), settle=applied.settle, whole_weights=applied.whole_weights,
             in_step=applied.in_step, counts_samples=layout.counts_samples(world.rank), state=state, start=start,
-            restore_random=lambda: restore_random(start, state, self._seed),
+            restore_random=lambda: restore_random(start, state, self._seed), window_facts=WindowFacts(device).since_last,
         )  # fmt: skip
         return session, plan, layout
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from paceline.prove.certificate import TOLERANCE, Certificate, Finding
-from paceline.prove.compare import CurveDifference, SampleDifference
-from paceline.prove.tensors import StateDifference
+from paceline.rehearsal.compare import CurveDifference, SampleDifference
+from paceline.rehearsal.tensors import StateDifference
 from paceline.run.records import json_safe
 
 EXACT = Finding(

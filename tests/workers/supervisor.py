@@ -14,6 +14,7 @@ from paceline.workers.watch import watch
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--procs", type=int, default=2)
+    parser.add_argument("--module", default="tests.workers.programs")
     parser.add_argument("--port", type=int)
     parser.add_argument("--stall", type=float)
     parser.add_argument("--start", type=float, default=60.0)
@@ -22,7 +23,7 @@ def main() -> int:
     parser.add_argument("words", nargs="+")
     args = parser.parse_args()
     try:
-        group = start(args.words, procs=args.procs, run_id="test", module="tests.workers.programs", port=args.port)
+        group = start(args.words, procs=args.procs, run_id="test", module=args.module, port=args.port)
         pids = " ".join(str(worker.pid) for worker in group.workers)
         print(f"pids {pids}", flush=True)
         result = watch(

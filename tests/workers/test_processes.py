@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import JobError, PacelineError
-from paceline.prove import trial
+from paceline.rehearsal import trial
 from paceline.workers import processes
 
 TREE = """
@@ -48,7 +48,7 @@ def test_a_run_that_fails_is_told_with_its_error_and_exit_code(tmp_path: Path) -
     assert raised.value.exit_code == 78 and "'straight'" in text and "exit code 78" in text and "optimizer.lr" in text
     assert (tmp_path / "straight.log").exists()
     with pytest.raises(JobError):
-        trial.run_until_killed(tmp_path / "killed", ["optimizer.lrr=1"], 5)
+        trial.run_until_killed(tmp_path / "killed", ["optimizer.lrr=1"], lambda: False)
 
 
 def test_a_run_that_dies_without_a_word_is_told_with_its_last_lines(

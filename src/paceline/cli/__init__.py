@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "predict what a layout needs, before anything is started",
     "bench": "measure what this machine does: collectives, fabric, compute, storage, loader",
     "prove": "prove exact resume: straight against killed and resumed, same and other ranks",
+    "drill": "prove that a job survives: kill, stall, preempt, corrupt, resume, compare",
     "doctor": "find what is wrong with a machine or a job before it costs money",
     "report": "explain a run",
     "stop": "end a live run after its present step, its state saved",

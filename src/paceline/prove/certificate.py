@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paceline.prove.compare import CurveDifference, SampleDifference
+from paceline.rehearsal.compare import CurveDifference, SampleDifference
 from paceline.units import format_seconds
 
 if TYPE_CHECKING:
-    from paceline.prove.tensors import StateDifference
+    from paceline.rehearsal.tensors import StateDifference
 
 TOLERANCE = 1e-9
 """Relative difference that another layout may make in float64, whose own rounding is 1e-16 an operation."""

@@ -20,9 +20,9 @@ from paceline.cluster.probe import probe_host
 from paceline.errors import PacelineError
 from paceline.job.load import load_job, split_words
 from paceline.prove.certificate import CERTIFICATE_FILE, TOLERANCE, Certificate, Finding
-from paceline.prove.compare import compare_curves, compare_samples
-from paceline.prove.trial import copy_run, run_to_end, run_until_killed
-from paceline.prove.variant import Variant, base_words, other_variant, own_variant, precise_variant
+from paceline.rehearsal.compare import compare_curves, compare_samples
+from paceline.rehearsal.trial import copy_run, is_durable, run_to_end, run_until_killed
+from paceline.rehearsal.variant import Variant, base_words, other_variant, own_variant, precise_variant
 from paceline.run.directory import next_free_name
 from paceline.run.files import write_atomic
 from paceline.run.records import json_safe
@@ -109,8 +109,12 @@ class _Runs:
 
     def _kill(self, run_dir: Path, variant: Variant) -> int:
         """A run that came to its end before the kill reached it is made again: on a busy host a moment can be long."""
+
+        def ready() -> bool:
+            return is_durable(run_dir, self._before)
+
         for _ in range(KILL_TRIES):
-            if ended := run_until_killed(run_dir, self._saving(variant), self._before):
+            if ended := run_until_killed(run_dir, self._saving(variant), ready):
                 return ended
             shutil.rmtree(run_dir)
         raise PacelineError(
@@ -134,7 +138,7 @@ class _Runs:
 def _find(straight: Path, resumed: Path, variant: Variant, steps: int, tolerance: float | None) -> Finding:
     """The resumed run beside the straight one."""
     # Here, since it imports torch: what is wrong with a job is told before.
-    tensors = importlib.import_module("paceline.prove.tensors")
+    tensors = importlib.import_module("paceline.rehearsal.tensors")
     return Finding(
         procs=variant.procs, layout=variant.layout, precision=variant.precision, changes=variant.changes,
         tolerance=tolerance, curves=compare_curves(straight, resumed, steps),

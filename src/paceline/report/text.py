@@ -20,6 +20,8 @@ def describe(run: Mapping[str, Any]) -> str:
         blocks.append(_planned(run))
     if run["faults"]:
         blocks.append("\n".join(["faults", *(_fault(fault) for fault in run["faults"])]))
+    if run["stragglers"]:
+        blocks.append("\n".join(["slow ranks", *(_straggler(one) for one in run["stragglers"])]))
     if run["torn_records"]:
         blocks.append("\n".join(["damaged records", *(f"  {line}" for line in run["torn_records"])]))
     return "\n\n".join(blocks)
@@ -79,6 +81,11 @@ def _fault(fault: Mapping[str, Any]) -> str:
     return (
         f"  step {fault['step']}  rank {fault['rank']} on {fault['host']}  {fault['kind_of_fault']}: {fault['message']}"
     )
+
+
+def _straggler(one: Mapping[str, Any]) -> str:
+    who = "the network" if one["rank"] is None else f"rank {one['rank']} on {one['host']}"
+    return f"  step {one['step']}  {who}  {one['cause']}, {one['ratio']:.2f} times: {one['evidence']}"
 
 
 def _seconds(value: float | None) -> str:

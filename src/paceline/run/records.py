@@ -108,12 +108,21 @@ class Step(Record, frozen=True, kw_only=True, tag="step"):
 
 
 class Window(Record, frozen=True, kw_only=True, tag="window"):
-    """Parts of the steps `first_step`..`step` on one rank."""
+    """Parts of the steps `first_step`..`step` on one rank.
+
+    `cpu_seconds`: processor time of the rank's process since the window before, over all of its threads.
+    `probe_seconds`: of a small product of matrices, the same on all ranks. `address`: the rank's own in its connections;
+    `links`: what it sent since the window before, by the other end's address, as [bytes, seconds of being busy with it].
+    """
 
     first_step: int
     rank: int
     host: str = ""
     parts: dict[str, Summary]
+    cpu_seconds: float | None = None
+    probe_seconds: float | None = None
+    address: str = ""
+    links: dict[str, list[float]] = {}
 
 
 class Eval(Record, frozen=True, kw_only=True, tag="eval"):
@@ -185,9 +194,12 @@ class Restart(Record, frozen=True, kw_only=True, tag="restart"):
 
 
 class Straggler(Record, frozen=True, kw_only=True, tag="straggler"):
-    """`rank` is slower than its peers by `ratio` (its own work over their median) because of `cause`."""
+    """`rank` is slower than its peers by `ratio` (its own work over their median) because of `cause`.
 
-    rank: int
+    Of a slow link `ratio` is what all ranks wait over what they waited before; `rank` is None where none can be named.
+    """
+
+    rank: int | None
     host: str
     cause: str
     ratio: float

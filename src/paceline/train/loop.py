@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from paceline.telemetry.timers import StepTimers
 from paceline.train.evaluate import evaluate
 from paceline.train.session import Session
 from paceline.train.step import NOT_FINITE, Batch, StepResult, on_device
+from paceline.train.window import HOST
 from paceline.workers import stop
 from paceline.workers.heartbeat import beat
 
@@ -26,7 +26,6 @@ SYNCHRONIZE_EVERY = 10
 """On a device that runs behind the host, parts of a step are timed in every tenth step: timing them costs speed."""
 
 
-HOST = platform.node()
 NO_VOTES = (0.0,) * len(VOTES)
 
 
@@ -189,7 +188,7 @@ def _record(session: Session, policy: Policy, observer: Observer, timers: StepTi
         observer.write(
             Window(
                 step=done.step, first_step=max(session.start_step + 1, first), rank=session.rank, host=HOST,
-                parts=timers.window(),
+                parts=timers.window(), **session.window_facts(),
             )
         )  # fmt: skip
 

@@ -23,6 +23,7 @@ from paceline.train.attempts import Account, attempt_of, last_step, restart_line
 from paceline.train.elastic import Ranks, resolve_range
 from paceline.train.requests import with_what_stands
 from paceline.train.shared_run import open_run, worker_environment
+from paceline.train.stragglers import stragglers_watched
 from paceline.workers import affinity
 from paceline.workers.decide import interrupted
 from paceline.workers.interrupts import Asked, Interrupts, raising
@@ -135,7 +136,8 @@ def _run_workers(
             # The workers import torch meanwhile; a wrong source is told before they are done, progress on a real
             # terminal. Loaded here, since numpy would cost a command that only explains.
             importlib.import_module("paceline.data.prepare").prepare(job.data)
-        return _watched(ranks, directory, account, limits, group)
+        with stragglers_watched(directory, ranks.resolved.layout, _say, job.recovery.on_straggler):
+            return _watched(ranks, directory, account, limits, group)
 
 
 def _watched(

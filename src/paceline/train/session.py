@@ -54,6 +54,7 @@ class Session:
         part_of: what of a micro-batch this rank sees; less than all where ranks share its sequences.
         settle: gives back what forward passes without a backward left gathered.
         whole_weights: every parameter whole, by name in sorted order, one at a time; all ranks iterate alike.
+        window_facts: what tells why this rank is slow, for its `window` records.
         in_step: whether a forward pass is a collective, which all ranks must run equally often.
         wait_for_all: a barrier on the host for phases that drift by more than a collective may wait.
     """
@@ -87,6 +88,7 @@ class Session:
     counts_samples: bool = True
     part_of: Callable[[Batch], Batch] = lambda batch: batch
     notes: list[str] = field(default_factory=list)
+    window_facts: Callable[[], dict[str, Any]] = dict
 
     @property
     def start_step(self) -> int:

@@ -46,6 +46,7 @@ from paceline.train.resume import Start, restore_random
 from paceline.train.session import Session
 from paceline.train.state import TrainingState
 from paceline.train.step import Batch, TrainStep, on_device
+from paceline.train.window import WindowFacts
 from paceline.workers.rendezvous import World
 
 Begin = Callable[[TrainingState], Start]
@@ -106,6 +107,7 @@ def build_session(
         state=state, start=start, restore_random=lambda: _set_random(start, state, job.run.seed),
         notes=loader.notes, settle=applied.settle, whole_weights=applied.whole_weights, in_step=applied.in_step,
         counts_samples=resolved.layout.counts_samples(world.rank), part_of=batch_part(resolved.layout, world.rank),
+        window_facts=WindowFacts(device).since_last,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from paceline.train.resume import Start, resume
 from paceline.train.session import Session
 from paceline.train.startup import build_session, world_group
 from paceline.train.state import TrainingState
+from paceline.train.stragglers import stragglers_watched
 from paceline.workers import stop
 from paceline.workers.environment import is_supervised
 from paceline.workers.heartbeat import beat
@@ -73,12 +74,19 @@ def _run(job: Job, plan: Plan, report: Callable[[Path], object]) -> int:
             if alone:
                 print(*directory.notes, sep="\n", end="\n" if directory.notes else "", file=sys.stderr, flush=True)
                 write_atomic(directory.plan_file, json.dumps(plan(resolved), indent=1))
-            _attempt(resolved, world, directory, started)
+            # Without a supervisor beside it, rank 0 looks for slow ranks itself.
+            policy = job.recovery.on_straggler
+            with stragglers_watched(directory, resolved.layout, _say, policy) if alone else nullcontext():
+                _attempt(resolved, world, directory, started)
         if alone:
             report(directory.path)
         return 0
     finally:
         leave(world)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _offloading_into(folder: Path, resolved: Resolved) -> Resolved:

@@ -7,6 +7,7 @@ An exception that the module does not handle becomes the worker's verdict; the s
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import signal
@@ -22,6 +23,7 @@ def main() -> None:
     # The module sees the command line that it would have seen without this one.
     sys.argv[:] = [module, *arguments]
     try:
+        _prepare()
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as leave:
         verdict.write_verdict(_code(leave))
@@ -45,6 +47,12 @@ def _attach() -> None:
     heartbeat.open_file(folder / f"rank-{rank}.beat")
     heartbeat.beat(-1, "importing")
     pulse.start(pulse.answer_path(folder, rank))
+
+
+def _prepare() -> None:
+    """Whatever the one who started the launcher wants in its workers, before their own first import."""
+    if before := os.environ.get(environment.BEFORE):
+        importlib.import_module(before).arm()
 
 
 def _code(leave: SystemExit) -> int:

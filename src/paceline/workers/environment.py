@@ -13,6 +13,8 @@ LISTEN_FD = "PACELINE_LISTEN_FD"
 PARENT = "PACELINE_PARENT_PID"
 CPUS = "PACELINE_CPUS"
 TERMINAL = "PACELINE_TERMINAL_COLUMNS"
+BEFORE = "PACELINE_BEFORE_WORKER"
+"""A module that a worker imports before its own, and whose `arm()` it calls: how a drill gets its faults in."""
 
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 ELASTIC = "TORCHELASTIC_"

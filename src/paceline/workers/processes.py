@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import PacelineError
@@ -23,20 +23,26 @@ _TIED = """
 import runpy, sys
 from paceline.workers.lifeline import die_with_parent
 die_with_parent(int(sys.argv.pop(1)))
-runpy.run_module("paceline", run_name="__main__", alter_sys=True)
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-"""`python -m paceline` that does not outlive whoever started it."""
+"""`python -m MODULE` that does not outlive whoever started it."""
 
 
 @contextlib.contextmanager
-def started(words: Sequence[str], out: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`paceline WORDS` in a session of its own, stdout into `out` and stderr into `log`. Nothing of it is left behind."""
+def started(
+    words: Sequence[str], out: Path, log: Path, *, module: str = "paceline", env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m MODULE WORDS` in a session of its own, stdout into `out` and stderr into `log`. Nothing of it stays.
+
+    Args:
+        env: variables beside those of this process.
+    """
     hidden = {*environment.OWN, *environment.TORCHRUN}
-    env = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith(environment.ELASTIC)}
+    inherited = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith(environment.ELASTIC)}
     with out.open("wb") as stdout, log.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-c", _TIED, str(os.getpid()), *words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-            start_new_session=True, env=env,
+            [sys.executable, "-c", _TIED, str(os.getpid()), module, *words], stdin=subprocess.DEVNULL, stdout=stdout,
+            stderr=stderr, start_new_session=True, env={**inherited, **(env or {})},
         )  # fmt: skip
     try:
         yield process
@@ -52,9 +58,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> int:
         PacelineError: one of them did not go.
     """
     tree = descendants(process.pid)
-    for pid in tree:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    end(tree)
     process.wait()
     deadline = time.monotonic() + GONE_SECONDS
     while left := [pid for pid in tree if pid != process.pid and _lives(pid)]:
@@ -66,6 +70,24 @@ def kill_all(process: subprocess.Popen[bytes]) -> int:
             )
         time.sleep(0.01)
     return len(tree)
+
+
+def end(pids: Sequence[int]) -> None:
+    """SIGKILL to processes, as far as they are there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def carrying(*texts: bytes) -> list[int]:
+    """Processes whose environment holds all of these texts; none are seen where the system does not show environments."""
+    found = []
+    for pid, _ in _pairs():
+        with contextlib.suppress(OSError):
+            environment_of = Path(f"/proc/{pid}/environ").read_bytes()
+            if all(text in environment_of for text in texts):
+                found.append(pid)
+    return found
 
 
 def descendants(pid: int) -> list[int]:

@@ -6,7 +6,7 @@ The curves are read from the records; the final state is compared in `tensors.py
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,12 @@ class SampleDifference(msgspec.Struct, frozen=True, kw_only=True):
         return self.first is None and not self.missing
 
 
-def compare_curves(expected: Path, actual: Path, steps: int) -> CurveDifference:
-    """Loss and gradient norm of steps 1 to `steps` of two run directories."""
+def compare_curves(expected: Path, actual: Path, steps: int, names: Sequence[str] = CURVES) -> CurveDifference:
+    """Loss and gradient norm (`names`) of steps 1 to `steps` of two run directories."""
     a, b = _steps(expected), _steps(actual)
     both = [step for step in range(1, steps + 1) if step in a and step in b]
-    differing = [step for step in both if any(not _same(a[step], b[step], name) for name in CURVES)]
-    largest = [relative(a[step].get(name), b[step].get(name)) for step in differing for name in CURVES]
+    differing = [step for step in both if any(not _same(a[step], b[step], name) for name in names)]
+    largest = [relative(a[step].get(name), b[step].get(name)) for step in differing for name in names]
     return CurveDifference(
         steps=len(both), first=min(differing, default=None), largest=max(largest, default=0.0),
         missing=_missing(a, b, steps),

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import JobError
 from paceline.job.load import load_job, split_words
-from paceline.prove.variant import base_words, other_variant, own_variant, precise_variant
+from paceline.rehearsal.variant import base_words, other_variant, own_variant, precise_variant
 
 FOLDER = Path("some folder/tiny-prove")
 

@@ -1,4 +1,4 @@
-"""The jobs of a proof: the user's own with what the proof needs, and what must change where it runs otherwise. No torch."""
+"""Jobs of a rehearsal: the user's own with what a comparison needs, and what must change to run elsewhere. No torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EVAL_SEQUENCES = 48
-"""Sequences per evaluation of a proof at most: that there is one between two steps matters, how long it is does not."""
+"""Sequences per evaluation of a rehearsal at most: that there is one between two steps matters, how long it is does not."""
 
 
 def base_words(words: Sequence[str], folder: Path, steps: int) -> list[str]:

@@ -10,9 +10,19 @@ import torch
 
 from paceline.checkpoint.manifest import COMMIT_FILE
 from paceline.errors import NoCheckpoint
-from paceline.prove.compare import compare_curves, compare_samples, relative
-from paceline.prove.tensors import compare_states, difference, same_bits
-from tests.prove.runs import STATE, STEPS, curve, final_state, ids_of, loss_of, state_tensors, straight, write_attempt
+from paceline.rehearsal.compare import compare_curves, compare_samples, relative
+from paceline.rehearsal.tensors import compare_states, difference, same_bits
+from tests.rehearsal.runs import (
+    STATE,
+    STEPS,
+    curve,
+    final_state,
+    ids_of,
+    loss_of,
+    state_tensors,
+    straight,
+    write_attempt,
+)
 
 
 def test_a_killed_run_that_goes_on_is_compared_by_the_steps_that_count(tmp_path: Path) -> None:

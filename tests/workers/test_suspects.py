@@ -182,7 +182,13 @@ def test_a_collective_that_all_have_entered_and_that_does_not_end_is_a_link() ->
     homes = [h._replace(unacknowledged=tuple(lost)) if h.rank != 2 else h for h in homes]
     found = suspects.find(snapshot(*homes))
     assert found.kind == "link" and found.ranks == (2,)
-    assert "rank 0 to rank 2 (10.0.0.2)" in found.said and "rank 1 to rank 2" in found.said
+    assert "rank 0 (10.0.0.0) to rank 2 (10.0.0.2)" in found.said and "rank 1 (10.0.0.1) to rank 2" in found.said
+    # One rank was through with the collective when the link broke, and waits in the next.
+    further = history(5, ("world", "all_reduce", "[[4000]]"), running=True)
+    ahead = [homes[0]._replace(seen=further), *homes[1:]]
+    assert suspects.find(snapshot(*ahead))[:2] == ("link", (2,))
+    unbroken = [h._replace(unacknowledged=()) for h in ahead]
+    assert suspects.find(snapshot(*unbroken)).kind == "missing-collective"
 
 
 def test_waiting_ranks_are_consequences() -> None:

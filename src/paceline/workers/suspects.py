@@ -197,7 +197,8 @@ def _all_wait(snapshot: Snapshot) -> Finding:
         phases = ", ".join(sorted({view.phase for view in ranks.values()}))
         return Finding("storage", tuple(sorted(ranks)), "storage", f"all ranks wait on the host: {phases}")
     blocked = _votes(ranks)
-    if not blocked:
+    if not blocked or _lost(ranks):
+        # A link that broke within a collective leaves ranks that are through with it, and wait in the next.
         return _link(snapshot)
     most = max(blocked.values())
     behind = sorted(rank for rank, count in blocked.items() if count == most)
@@ -226,15 +227,9 @@ def _votes(ranks: Mapping[int, RankView]) -> Counter[int]:
 def _link(snapshot: Snapshot) -> Finding:
     """All are in the same collective, nobody is stopped, and it does not end."""
     ranks = snapshot.ranks
-    homes = {address: rank for rank, view in ranks.items() for address in view.addresses}
-    lost = {
-        (rank, homes.get(connection.address), connection.address)
-        for rank, view in ranks.items()
-        for connection in view.unacknowledged
-        if homes.get(connection.address) != rank
-    }
+    lost = _lost(ranks)
     told = [
-        f"rank {rank} to {'another host' if peer is None else f'rank {peer}'} ({address})"
+        f"rank {rank}{_at(ranks[rank])} to {'another host' if peer is None else f'rank {peer}'} ({address})"
         for rank, peer, address in sorted(lost, key=str)
     ]
     ends = Counter(end for rank, peer, _ in lost for end in (rank, peer) if end is not None)
@@ -246,6 +241,23 @@ def _link(snapshot: Snapshot) -> Finding:
         )
     said = "all ranks have entered the same collective, none is stopped, and it does not end"
     return _with_waiting(snapshot, Finding("link", names, "busy", said))
+
+
+def _lost(ranks: Mapping[int, RankView]) -> set[tuple[int, int | None, str]]:
+    """Connections that a peer does not answer: sender, the rank at the other end if it is known, and its address."""
+    homes = {address: rank for rank, view in ranks.items() for address in view.addresses}
+    return {
+        (rank, homes.get(connection.address), connection.address)
+        for rank, view in ranks.items()
+        for connection in view.unacknowledged
+        if homes.get(connection.address) != rank
+    }
+
+
+def _at(view: RankView) -> str:
+    """Where a rank's connections begin; nothing where they stay on the host."""
+    outward = sorted(address for address in view.addresses if not address.startswith("127."))
+    return f" ({', '.join(outward)})" if outward else ""
 
 
 def _mismatch(seen: Mapping[int, Seen]) -> Finding | None:

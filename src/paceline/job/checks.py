@@ -27,6 +27,10 @@ def _without_restarts(key: str, value: str) -> Callable[[dict[str, Any]], bool]:
     return lambda v: v["recovery.max_restarts"] == 0 and v[key] == value
 
 
+def _is_range(procs: Any) -> bool:
+    return procs is not None and procs.least < procs
+
+
 _RULES = (
     *(
         _Rule(
@@ -111,6 +115,12 @@ _RULES = (
             "Remove it, or set recovery.max_restarts to 1 or more.",
         )
         for key, value in (("on_stall", "restart"), ("on_straggler", "restart-without"))
+    ),
+    _Rule(
+        "recovery.on_straggler",
+        lambda v: v["recovery.on_straggler"] == "restart-without" and not _is_range(v["launch.procs_per_node"]),
+        "restart-without has no effect without a range of ranks: there is no number to go down to",
+        "Remove it, or give a range such as --procs 1:4.",
     ),
 )
 

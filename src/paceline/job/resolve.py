@@ -191,29 +191,40 @@ def resolve_job(
     check_transforms(pipeline, compiled, job.parallel.parameter_dtype, job.parallel.recompute)
     transforms, tokens = transforms_of(batch), batch.microbatch * job.data.sequence_length // layout.cp
     check_loss_chunk(job.parallel, tokens)
-    return Resolved(
+    found = Resolved(
         job=job, host=host, spec=spec, layout=layout, batch=batch, ddp=ddp, fsdp=fsdp, tensor=tensor, context=context,
         pipeline=pipeline, precision=precision, compile=compiled,
         transforms=transforms, steps=steps, stages=tuple(memory_of(batch)), memory_available_bytes=available,
-        derivations=(
-            Derivation("parallel", str(layout), f"{world_size} ranks"),
-            Derivation("batch.microbatch", str(batch.microbatch), batch.reason),
-            Derivation(
-                "accumulation", str(batch.accumulation),
-                f"global_batch {batch.global_batch} / ({batch.dp} data ranks x microbatch {batch.microbatch})",
-            ),
-            Derivation("run.steps", str(steps) if steps is not None else "known with the data", why_steps),
-            Derivation("optimizer.lr", *_split(describe(job.optimizer, batch.global_batch))),
-            Derivation("parallel.precision", precision, why_precision),
-            Derivation("parallel.compile", str(compiled).lower(), why_compile),
-            Derivation("parallel.recompute", transforms.recompute,
-                       describe_recompute(transforms.recompute, spec, job.data.sequence_length)),
-            Derivation("parallel.loss_chunk_tokens", str(transforms.loss_chunk_tokens),
-                       describe_chunks(transforms.loss_chunk_tokens, tokens, spec.vocab_size)),
-            Derivation("parallel.offload", transforms.offload.place, describe_offload(transforms.offload)),
-            Derivation("transforms", *describe_order(transforms, compiled, strategies(layout))),
-            *([Derivation("parallel.pp_layers", *describe_pipeline(pipeline, batch.accumulation))] if layout.pp > 1 else []),
-        ) if derive else (),
+        derivations=(),
+    )  # fmt: skip
+    if not derive:
+        return found
+    return msgspec.structs.replace(found, derivations=_derivations(found, why_precision, why_steps, why_compile))
+
+
+def _derivations(found: Resolved, why_precision: str, why_steps: str, why_compile: str) -> tuple[Derivation, ...]:
+    """Where each derived value comes from; the reasons that are given are those that cannot be told from the values."""
+    job, spec, layout, batch = found.job, found.spec, found.layout, found.batch
+    transforms, tokens = found.transforms, batch.microbatch * job.data.sequence_length // layout.cp
+    staged = layout.pp > 1
+    return (
+        Derivation("parallel", str(layout), f"{layout.world_size} ranks"),
+        Derivation("batch.microbatch", str(batch.microbatch), batch.reason),
+        Derivation(
+            "accumulation", str(batch.accumulation),
+            f"global_batch {batch.global_batch} / ({batch.dp} data ranks x microbatch {batch.microbatch})",
+        ),
+        Derivation("run.steps", str(found.steps) if found.steps is not None else "known with the data", why_steps),
+        Derivation("optimizer.lr", *_split(describe(job.optimizer, batch.global_batch))),
+        Derivation("parallel.precision", found.precision, why_precision),
+        Derivation("parallel.compile", str(found.compile).lower(), why_compile),
+        Derivation("parallel.recompute", transforms.recompute,
+                   describe_recompute(transforms.recompute, spec, job.data.sequence_length)),
+        Derivation("parallel.loss_chunk_tokens", str(transforms.loss_chunk_tokens),
+                   describe_chunks(transforms.loss_chunk_tokens, tokens, spec.vocab_size)),
+        Derivation("parallel.offload", transforms.offload.place, describe_offload(transforms.offload)),
+        Derivation("transforms", *describe_order(transforms, found.compile, strategies(layout))),
+        *([Derivation("parallel.pp_layers", *describe_pipeline(found.pipeline, batch.accumulation))] if staged else []),
     )  # fmt: skip
 
 

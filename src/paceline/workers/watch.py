@@ -1,7 +1,7 @@
 """Waits for a group of workers, shows what they print, and says how it ended.
 
-On the first failure the others get a moment to tell what they saw, are asked to stop, then killed: a rank that waits
-in a collective, or is stopped, never goes by itself.
+On the first failure the others get a moment to tell what they saw, then are killed: a rank that waits in a collective, or
+is stopped, never goes by itself, and one that trains would take SIGTERM for a request to end its step.
 """
 
 from __future__ import annotations

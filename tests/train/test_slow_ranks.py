@@ -13,6 +13,8 @@ from paceline.drill import reach
 from paceline.drill.faults import BY_KIND
 from paceline.drill.run import begin
 from paceline.drill.trials import Ground, try_fault
+from paceline.errors import JobError
+from paceline.job.load import load_job
 from paceline.parallel.layout import Layout
 from paceline.report.summary import summarise
 from paceline.run.directory import RunDirectory
@@ -39,6 +41,13 @@ def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
     copy_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
     return begin(["examples/tiny.toml"], 2, 0, [], print)[0]
+
+
+def test_a_run_of_one_number_of_ranks_cannot_go_on_without_the_slow_one() -> None:
+    words = ["recovery.on_straggler=restart-without", "launch.procs_per_node=2"]
+    with pytest.raises(JobError, match="restart-without has no effect without a range of ranks"):
+        load_job(None, words)
+    assert load_job(None, [*words, "launch.procs_per_node=1:2"]).recovery.on_straggler == "restart-without"
 
 
 # R17

@@ -31,7 +31,7 @@ class Count(int):
 
 
 class Procs(int):
-    """A number of processes; written `4`, or as a range `"2:4"`, of which it is the larger end and `least` the smaller."""
+    """A number of processes or nodes; `4`, or a range `"2:4"`, of which it is the larger end and `least` the smaller."""
 
     least: int
 
@@ -77,7 +77,7 @@ def parse_procs(value: str | int) -> Procs:
     least, colon, most = str(value).partition(":")
     ends = (least, most) if colon else (least, least)
     if isinstance(value, bool) or not all(end.strip().isdecimal() for end in ends):
-        raise ValueError(f"{value!r} is neither a number of processes nor a range such as 2:4")
+        raise ValueError(f"{value!r} is neither a number nor a range such as 2:4")
     low, high = (int(end) for end in ends)
     if low < 1:
         raise ValueError(f"{value} starts nothing; give 1 or more")

@@ -48,6 +48,11 @@ def test_the_text_has_tables(few: str, capsys: pytest.CaptureFixture[str]) -> No
         (["--against", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["--against", "."], "is no run directory"),
         (["model.num_layers=4", "--against", "runs.jsonl"], "takes no job"),
+        (
+            ["--against", "runs.jsonl", "--prefer", "money", "--cluster", "here"],
+            "--cluster, --prefer have no effect beside",
+        ),
+        (["--against", "runs.jsonl", "--simulate", "9"], "--simulate has no effect beside --against"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(

@@ -11,7 +11,7 @@ from paceline.workers.output import Output
 # BL-93
 def test_a_line_of_all_ranks_is_shown_once_and_others_are_tagged() -> None:
     out = io.StringIO()
-    output = Output(out, 4)
+    output = Output(out, range(4))
     for rank in (1, 2, 3):
         output.feed(rank, b"the same on all\n")
     output.feed(0, b"the same on all\n")
@@ -28,7 +28,7 @@ def test_a_line_of_all_ranks_is_shown_once_and_others_are_tagged() -> None:
 
 def test_lines_that_differ_in_a_number_are_both_shown() -> None:
     out = io.StringIO()
-    output = Output(out, 3)
+    output = Output(out, range(3))
     output.feed(1, b"sample 17 is damaged\n")
     output.feed(2, b"sample 18 is damaged\n")
     output.close()
@@ -37,7 +37,7 @@ def test_lines_that_differ_in_a_number_are_both_shown() -> None:
 
 def test_a_bar_of_rank_0_passes_through_and_others_start_on_a_new_line() -> None:
     out = io.StringIO()
-    output = Output(out, 2)
+    output = Output(out, range(2))
     output.feed(0, b"step 1")
     output.feed(1, b"careful\n")
     output.release(everything=True)
@@ -48,7 +48,7 @@ def test_a_bar_of_rank_0_passes_through_and_others_start_on_a_new_line() -> None
 
 def test_characters_cut_between_two_reads_are_whole() -> None:
     out = io.StringIO()
-    output = Output(out, 2)
+    output = Output(out, range(2))
     text = "µs\n".encode()
     output.feed(0, text[:1])
     output.feed(0, text[1:])
@@ -60,7 +60,7 @@ def test_characters_cut_between_two_reads_are_whole() -> None:
 
 def test_after_a_failure_only_the_supervisor_speaks() -> None:
     out = io.StringIO()
-    output = Output(out, 2)
+    output = Output(out, range(2))
     output.feed(1, b"before\n")
     output.mute()
     output.feed(0, b"echo\n")
@@ -72,7 +72,7 @@ def test_after_a_failure_only_the_supervisor_speaks() -> None:
 
 
 def test_the_tail_holds_the_last_state_of_a_bar(tmp_path: Path) -> None:
-    output = Output(io.StringIO(), 1, tmp_path / "logs")
+    output = Output(io.StringIO(), [0], tmp_path / "logs")
     output.feed(0, b"a\nstep 1\rstep 2\nno newline")
     output.close()
     assert output.tail(0, 2) == ["step 2", "no newline"]

@@ -107,12 +107,32 @@ def _against(args: argparse.Namespace) -> int:
         raise UsageError(
             "--against predicts the runs of a file and takes no job", key="--against", hint="Remove the other words."
         )
+    if idle := _beside_against(args):
+        raise UsageError(
+            f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect beside --against: each run names its own "
+            "cluster, and what it took is compared, not what it costs",
+            key="--against",
+            values={"options": idle},
+            hint=f"Remove {' and '.join(idle)}, or --against.",
+        )
     document = against(Path(args.against))
     if args.json:
         print_document("plan", document)
     else:
         print(describe_against(document))
     return 0
+
+
+def _beside_against(args: argparse.Namespace) -> list[str]:
+    """Options that were given and say something of a job's plan alone."""
+    import argparse
+
+    fresh = argparse.ArgumentParser()
+    add_arguments(fresh)
+    usual = vars(fresh.parse_args([]))
+    return [
+        f"--{name}" for name, value in usual.items() if name not in ("words", "against") and vars(args)[name] != value
+    ]
 
 
 def _fixed(args: argparse.Namespace, job: Job, cluster: Cluster) -> int:

@@ -29,7 +29,7 @@ def planned_words(job: Job, procs: int | None = None) -> list[str]:
     """`section.key=value` words of the layout that the planner chooses for the ranks of this run; none unless it is asked.
 
     A worker's are those of the world that its launcher made, on nodes like its own; else those of `procs` ranks here, as many
-    as the job asks for unless given.
+    as the job asks for unless given, and of as many on each of the hosts that it names.
 
     Raises:
         JobError: the job is wrong under every layout.
@@ -61,7 +61,8 @@ def _cluster(job: Job, procs: int | None) -> Cluster:
 
     here = parse_cluster(HERE, probe_host())
     if not is_worker():
-        return msgspec.structs.replace(here, devices_per_node=procs or int(job.launch.procs_per_node or here.devices))
+        each = procs or int(job.launch.procs_per_node or here.devices)
+        return msgspec.structs.replace(here, nodes=int(job.launch.nodes or 1), devices_per_node=each)
     world = ranks()
     each = world.local_world_size
     return msgspec.structs.replace(here, nodes=max(1, world.world_size // each), devices_per_node=each)

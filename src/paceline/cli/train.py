@@ -26,8 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from paceline.cli import print_document, say
     from paceline.cli.job_words import worker_words
     from paceline.cli.planned import planned_job
@@ -48,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
         return explain(resolve_here(job), as_json=args.json)
     from paceline.train.run import supervise
 
-    summary = supervise(job, worker_words(args), _plan_here)
-    say(f"report: {_write_report(Path(summary['run_dir']))}")
+    summary = supervise(job, worker_words(args), _plan_here, _write_report)
     if args.json:
         print_document("train", summary)
     return int(summary["exit"])
@@ -61,13 +58,16 @@ def _plan_here(resolved: Resolved) -> dict[str, Any]:
 
     from paceline.cluster.spec import HERE, parse_cluster
     from paceline.errors import UsageError
+    from paceline.job.resolve import procs_here
     from paceline.plan.figures import fixed_with_time
     from paceline.plan.fixed import fixed_plan
 
     try:
         cluster = parse_cluster(HERE, resolved.host)
-        ranks = resolved.layout.world_size
-        return fixed_with_time(resolved, msgspec.structs.replace(cluster, devices_per_node=ranks))
+        ranks, nodes = resolved.layout.world_size, 1
+        if resolved.job.launch.nodes:
+            nodes = ranks // procs_here(resolved.job, resolved.host)
+        return fixed_with_time(resolved, msgspec.structs.replace(cluster, nodes=nodes, devices_per_node=ranks // nodes))
     except UsageError as error:
         document = fixed_plan(resolved, HERE)
         return {**document, "assumptions": [*document["assumptions"], str(error)]}

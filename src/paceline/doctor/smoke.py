@@ -57,6 +57,7 @@ def small_version(job: Job, folder: Path) -> Settings:
         "run.log_every": 1,
         "batch.global_batch": 8,
         "launch.procs_per_node": procs,
+        "launch.nodes": 1,
         "data.eval_sequences": 8,
         "data.sequence_length": min(job.data.sequence_length, SHORT_TOKENS),
     }

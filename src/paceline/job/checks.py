@@ -27,6 +27,10 @@ def _without_restarts(key: str, value: str) -> Callable[[dict[str, Any]], bool]:
     return lambda v: v["recovery.max_restarts"] == 0 and v[key] == value
 
 
+def _is_several(nodes: Any) -> bool:
+    return nodes is not None and int(nodes) > 1
+
+
 def _is_range(procs: Any) -> bool:
     return procs is not None and procs.least < procs
 
@@ -125,6 +129,32 @@ _RULES = (
 )
 
 
+def _check_nodes(held: dict[str, Any], is_set: Callable[[str], bool]) -> None:
+    """Refuse several hosts without a place to meet, and two ranges at once."""
+    nodes, procs, place = (held.get(f"launch.{key}") for key in ("nodes", "procs_per_node", "rendezvous"))
+    if _is_several(nodes) and place is None:
+        raise JobError(
+            f"{nodes} hosts need a place to meet",
+            key="launch.rendezvous",
+            values={"nodes": str(nodes)},
+            hint="Set launch.rendezvous=HOST:PORT, the same on all hosts, such as node0:29400.",
+        )
+    if _is_several(nodes) and _is_range(procs):
+        raise JobError(
+            f"a range of processes per host ({procs}) and several hosts ({nodes}) do not go together",
+            key="launch.procs_per_node",
+            values={"procs": str(procs), "nodes": str(nodes)},
+            hint=f"Give one number, such as launch.procs_per_node={int(procs or 1)}, and the range in launch.nodes.",
+        )
+    if is_set("launch.rendezvous") and place is not None and nodes is None:
+        raise JobError(
+            "has no effect on one host",
+            key="launch.rendezvous",
+            values={"rendezvous": place},
+            hint="Remove it, or say how many hosts there are with launch.nodes.",
+        )
+
+
 def _eval_sets(values: dict[str, Any]) -> list[str]:
     return [*([HELD_OUT] if values["data.eval_fraction"] else []), *values["data.eval"]]
 
@@ -149,6 +179,7 @@ def check_effects(values: Iterable[tuple[str, Any]], is_set: Callable[[str], boo
                 reason = reason.replace("{" + key + "}", str(value))
             raise JobError(reason, key=rule.key, values={rule.key: held[rule.key]}, hint=rule.hint)
     _check_best_of(held)
+    _check_nodes(held, is_set)
 
 
 def _check_best_of(held: dict[str, Any]) -> None:

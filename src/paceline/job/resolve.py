@@ -127,9 +127,15 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 def resolve_here(job: Job) -> Resolved:
-    """The job on this host with the number of processes that it asks for."""
+    """The job on this host, and others like it, with the number of processes that it asks for on each."""
     host = probe_host()
-    return resolve_job(job, int(job.launch.procs_per_node or host.default_procs), host)
+    procs = procs_here(job, host)
+    return resolve_job(job, int(job.launch.nodes or 1) * procs, host, ranks_per_host=procs)
+
+
+def procs_here(job: Job, host: Host) -> int:
+    """Ranks on one host."""
+    return int(job.launch.procs_per_node or host.default_procs)
 
 
 def resolve_job(

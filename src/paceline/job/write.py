@@ -11,7 +11,7 @@ from tomlkit.items import InlineTable, Table
 
 from paceline.job.checks import without_effect
 from paceline.job.load import SECTIONS, Job
-from paceline.job.resolve import Resolved
+from paceline.job.resolve import Resolved, procs_here
 from paceline.units import Seconds
 
 _LENGTHS = ("run.tokens", "run.epochs")
@@ -33,7 +33,10 @@ def resolved_values(resolved: Resolved) -> dict[str, Any]:
         "parallel.compile": resolved.compile,
         "parallel.loss_chunk_tokens": resolved.transforms.loss_chunk_tokens,
         "parallel.offload_dir": str(folder) if (folder := resolved.transforms.offload.folder) else None,
-        "launch.procs_per_node": layout.world_size,
+        # Of several hosts, what each of them starts; else all.
+        "launch.procs_per_node": procs_here(resolved.job, resolved.host)
+        if resolved.job.launch.nodes
+        else layout.world_size,
     }
     values |= {
         f"model.{key}": value

@@ -58,9 +58,11 @@ EVAL_SEQUENCES = 48
 
 def base_words(words: Sequence[str], folder: Path, steps: int) -> list[str]:
     """The job with its runs in `folder`, `steps` long, every sample on record, and nothing taken from elsewhere."""
-    evaluated = min(EVAL_SEQUENCES, int(load_job(*split_words(words)).data.eval_sequences))
+    job = load_job(*split_words(words))
+    evaluated = min(EVAL_SEQUENCES, int(job.data.eval_sequences))
+    alone = ["launch.nodes=1"] if job.launch.nodes else []
     return [
-        *words, f"data.eval_sequences={evaluated}",
+        *words, *alone, f"data.eval_sequences={evaluated}",
         f"run.dir={json.dumps(str(folder))}", f"run.steps={steps}", "run.record_samples=true",
         "checkpoint.dir=auto", "checkpoint.resume=auto", "checkpoint.allow_missing=[]", "checkpoint.allow_unexpected=[]",
     ]  # fmt: skip

@@ -19,6 +19,10 @@ from paceline.run.files import is_no_space, write_atomic
 FOLDER = "control"
 STOP, SAVE, PROCS = "stop", "save", "procs"
 NAMES = (STOP, SAVE, PROCS)
+DOOR = "launch.nodes"
+"""Begins how a run is asked to stop a moment so that a node may come in; no file asks for that."""
+GOES_ON = (f"{FOLDER}/{PROCS}", DOOR)
+"""Begins how a run is asked to stop that goes on at once, with other ranks: a request to end it stands meanwhile."""
 LOOK_SECONDS = 0.2
 """A run looks that often at most: on a network file system each look is a message to its server."""
 

@@ -88,12 +88,12 @@ class Account:
         self.notes: list[str] = []
         """What could not be written, to be said."""
 
-    def fault(self, result: GroupResult, error: PacelineError, step: int) -> None:
-        """What broke, in the attempt that has just ended. That somebody ended it is no fault."""
+    def fault(self, result: GroupResult, error: PacelineError, step: int, host: str | None = None) -> None:
+        """What broke, on this host or another, in the attempt that has just ended. That somebody ended it is no fault."""
         if isinstance(error, Preempted | Interrupted):
             return
         self._write(
-            Fault(step=step, rank=result.rank, host=os.uname().nodename,
+            Fault(step=step, rank=result.rank, host=host or os.uname().nodename,
                   kind_of_fault=result.fault or type(error).__name__,
                   evidence=result.evidence or result.traceback or "", message=error.message)
         )  # fmt: skip

@@ -12,6 +12,7 @@ from paceline.errors import Interrupted, JobError, Preempted, Stalled
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, resolve_job
 from paceline.run.control import PROCS, Control
+from paceline.units import Procs
 from paceline.workers.watch import GroupResult
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -26,37 +27,53 @@ def resolve_range(job: Job, host: Host | None = None) -> dict[int, Resolved]:
         JobError: it contradicts itself under one of them, with the reason for each.
     """
     host = host or probe_host()
-    asked = job.launch.procs_per_node
-    most = int(asked or host.default_procs)
-    least = asked.least if asked is not None else most
+    asked = job.launch.procs_per_node or Procs(host.default_procs)
+    return _resolve_each(job, asked, "launch.procs_per_node", lambda procs: resolve_job(job, procs, host))
+
+
+def resolve_nodes(job: Job, procs: int, host: Host) -> dict[int, Resolved]:
+    """The job for every number of hosts that it may have, each with `procs` ranks, the largest first.
+
+    Raises:
+        JobError: see `resolve_range`.
+    """
+    asked = job.launch.nodes or Procs(1)
+    return _resolve_each(
+        job, asked, "launch.nodes", lambda nodes: resolve_job(job, nodes * procs, host, ranks_per_host=procs), procs
+    )
+
+
+def _resolve_each(
+    job: Job, asked: Procs, key: str, resolve: Callable[[int], Resolved], ranks_each: int = 1
+) -> dict[int, Resolved]:
     found: dict[int, Resolved] = {}
     refused: dict[int, JobError] = {}
-    for procs in range(most, least - 1, -1):
+    for count in range(int(asked), asked.least - 1, -1):
         try:
-            found[procs] = resolve_job(job, procs, host)
+            found[count] = resolve(count)
         except JobError as error:
-            if least == most:
+            if asked.least == asked:
                 raise
-            refused[procs] = error
+            refused[count * ranks_each] = error
     if refused:
-        raise _cannot_hold(asked or most, refused, sorted(found))
-    if least < most and job.parallel.layout == "auto":
+        raise _cannot_hold(asked, key, refused, sorted(count * ranks_each for count in found))
+    if asked.least < asked and job.parallel.layout == "auto":
         raise JobError(
-            f"layout = auto plans for one number of ranks, and {least}:{most} is a range",
+            f"layout = auto plans for one number of ranks, and {asked} is a range",
             key="parallel.layout",
-            values={"procs": f"{least}:{most}"},
+            values={key: str(asked)},
             hint="Name the degrees, such as parallel.dp_replicate=-1 for all ranks, or give one number of ranks.",
         )
     return found
 
 
-def _cannot_hold(asked: int, refused: Mapping[int, JobError], hold: list[int]) -> JobError:
+def _cannot_hold(asked: Procs, key: str, refused: Mapping[int, JobError], hold: list[int]) -> JobError:
     lines = "".join(f"\n  {_ranks(procs)}: {error.key}: {error.message}" for procs, error in sorted(refused.items()))
     first = next(iter(refused.values()))
     fits = f"It holds {' or '.join(map(str, hold))} ranks" if hold else "It holds none of them"
     return JobError(
         f"the range {asked} has numbers of ranks that this job does not hold:{lines}",
-        key="launch.procs_per_node",
+        key=key,
         values={"range": str(asked), "refused": {str(n): e.message for n, e in refused.items()}, "hold": hold},
         hint=f"{fits}. {first.hint or 'Narrow the range.'}",
     )

@@ -58,7 +58,7 @@ class Requests:
         """The run has saved and ends, or goes on with other ranks, which leaves a request to stop standing."""
         signalled = stop.asked()
         self._done(control.SAVE)
-        if signalled is None or not signalled.how.startswith(f"control/{control.PROCS}"):
+        if signalled is None or not signalled.how.startswith(control.GOES_ON):
             self._done(control.STOP)
 
     def _is_filed(self, name: str) -> bool:

@@ -53,17 +53,20 @@ def _may_change(key: str) -> bool:
     return (key.split(".")[0] in _MAY_CHANGE_SECTIONS and key != "checkpoint.dir") or key in _MAY_CHANGE_KEYS
 
 
-def open_run(resolved: Resolved) -> RunDirectory:
+def open_run(resolved: Resolved, again: Path | None = None) -> RunDirectory:
     """The job's run directory, held by this process.
+
+    Args:
+        again: the directory that the command has had before, where another host held it for all.
 
     Raises:
         RunHeld, JobError, DiskFull: see `RunDirectory.open`.
         JobError: a save, as measured in it before, does not fit into the time that a stop signal leaves.
     """
     job = resolved.job
-    path = job.run_path
+    path = again or job.run_path
     if job.checkpoint.resume == "never":
-        path = path.with_name(next_free_name(path.parent, path.name))
+        path = again or path.with_name(next_free_name(path.parent, path.name))
         run = msgspec.structs.replace(job.run, name=path.name)
         resolved = msgspec.structs.replace(resolved, job=msgspec.structs.replace(job, run=run))
     directory = RunDirectory.open(
@@ -173,14 +176,19 @@ def _attached(world: World, key: str) -> tuple[RunDirectory | None, PacelineErro
     try:
         directory = RunDirectory.attach(Path(told["path"]), int(told["attempt"]))
     except PacelineError:
-        return None, PacelineError(
-            f"rank {world.rank} (on {os.uname().nodename}) does not see the run directory {told['path']} that rank 0 opened",
-            key="run.dir",
-            values={"rank": world.rank, "directory": told["path"]},
-            hint="Put run.dir on a file system that all hosts share.",
-        )
+        return None, not_shared(f"rank {world.rank}", told["path"], "rank 0")
     directory.finished = told["finished"]
     return directory, None
+
+
+def not_shared(who: str, path: str, holder: str) -> PacelineError:
+    """The error where `who`, on this host, does not see what `holder` opened."""
+    return PacelineError(
+        f"{who} (on {os.uname().nodename}) does not see the run directory {path} that {holder} opened",
+        key="run.dir",
+        values={"who": who, "directory": path},
+        hint="Put run.dir on a file system that all hosts share.",
+    )
 
 
 def _agree_on_path(path: Path, world: World) -> None:

@@ -13,7 +13,24 @@ COLLECTIVE_SHARE = 1.5
 
 
 class LaunchSection(Section, frozen=True):
-    """Worker processes of this host."""
+    """Worker processes of this host, and the hosts that take part."""
+
+    nodes: Annotated[
+        Procs | None,
+        Meta(
+            extra=AUTO,
+            description='Hosts that take part, or a range such as "1:4" in which they come and go; the same command is given '
+            "on each of them, see nodes.md. auto: this one alone.",
+        ),
+    ] = None
+    rendezvous: Annotated[
+        str | None,
+        Meta(
+            extra=AUTO,
+            description="HOST:PORT where the hosts meet, the same on all of them; the one that HOST names serves it. auto: "
+            "none is needed, there is one host.",
+        ),
+    ] = None
 
     procs_per_node: Annotated[
         Procs | None,

@@ -17,7 +17,7 @@ from paceline.workers.heartbeat import Beat
 from paceline.workers.recorder import Seen, seen_of
 from paceline.workers.signals import signal_reason
 from paceline.workers.suspects import mismatch_at_end, source_line
-from paceline.workers.verdict import Verdict, error_of
+from paceline.workers.verdict import Cause, Verdict, error_of
 from paceline.workers.watchdog import Stall
 
 _ORDER = {"own": 0, "timeout": 1, "consequence": 2}
@@ -46,7 +46,7 @@ class Ending(NamedTuple):
         return self.returncode not in (0, None)
 
     @property
-    def cause(self) -> str:
+    def cause(self) -> Cause:
         if self.verdict is None and self.returncode == -6 and any("Watchdog caught" in line for line in self.tail):
             return "timeout"
         return self.verdict.cause if self.verdict is not None else "own"
@@ -59,7 +59,8 @@ class Ending(NamedTuple):
 class Decision(NamedTuple):
     """The error of a group, the rank it started at and its traceback (none for a `PacelineError`).
 
-    `fault` is its kind in one word, as far as it is known, `evidence` all that shows it.
+    `fault` is its kind in one word, as far as it is known, `evidence` all that shows it. `cause` is `own` where it began on
+    this host; what only waited (`timeout`), or saw a connection break (`consequence`), may follow from another one.
     """
 
     error: PacelineError
@@ -67,6 +68,7 @@ class Decision(NamedTuple):
     traceback: str | None = None
     fault: str | None = None
     evidence: str | None = None
+    cause: Cause = "own"
 
 
 def first_failure(endings: Sequence[Ending]) -> Ending | None:
@@ -76,29 +78,35 @@ def first_failure(endings: Sequence[Ending]) -> Ending | None:
 
 
 def decide(
-    endings: Sequence[Ending], stacks: Mapping[int, str], seen: Mapping[int, Seen] | None = None
+    endings: Sequence[Ending],
+    stacks: Mapping[int, str],
+    seen: Mapping[int, Seen] | None = None,
+    world_size: int | None = None,
 ) -> Decision | None:
     """What to tell, or None where no rank failed.
 
     Args:
+        endings: of the ranks of this host.
         stacks: Python stacks, by rank, of those that still ran at the first failure.
         seen: the collectives that those had entered.
+        world_size: ranks of all hosts, if there are others.
     """
+    world_size = world_size or len(endings)
     first = first_failure(endings)
     if first is None:
         return None
-    if (mismatch := _mismatched(first, endings, stacks, seen or {})) is not None:
+    if (mismatch := _mismatched(first, endings, stacks, seen or {}, world_size)) is not None:
         return mismatch
     if first.cause != "own" and (first.verdict is None or error_of(first.verdict) is None):
         return _waited_in_vain(first, endings, stacks)
     if first.verdict is None:
-        return Decision(_died(first, len(endings)), first.rank)
+        return Decision(_died(first, world_size), first.rank)
     error = error_of(first.verdict)
     if error is not None:
         return Decision(_with_rank(error, first, endings), first.rank)
     if first.verdict.error is None:
-        return Decision(_left(first, len(endings), first.verdict.exit), first.rank)
-    return _raised(first, first.verdict, len(endings))
+        return Decision(_left(first, world_size, first.verdict.exit), first.rank)
+    return _raised(first, first.verdict, world_size)
 
 
 def stalled(stall: Stall, world_size: int) -> Decision:
@@ -106,7 +114,8 @@ def stalled(stall: Stall, world_size: int) -> Decision:
     finding, snapshot = stall.finding, stall.snapshot
     error = screen.stalled(finding, snapshot, stall.limit)
     told = screen.screen(finding, snapshot, stall.limit, world_size)
-    return Decision(error, finding.ranks[0], told, finding.kind, screen.evidence(finding, snapshot))
+    cause: Cause = "timeout" if finding.kind == "link" else "own"
+    return Decision(error, finding.ranks[0], told, finding.kind, screen.evidence(finding, snapshot), cause)
 
 
 def not_started(
@@ -156,7 +165,7 @@ def interrupted(how: str, killed: Sequence[int], waited: float | None) -> Interr
 
 
 def _mismatched(
-    first: Ending, endings: Sequence[Ending], stacks: Mapping[int, str], seen: Mapping[int, Seen]
+    first: Ending, endings: Sequence[Ending], stacks: Mapping[int, str], seen: Mapping[int, Seen], world_size: int
 ) -> Decision | None:
     """Ranks that entered different collectives as one: the engine ends one of them, and not always the one to blame."""
     aborted = first.verdict is None and first.returncode == -signal.SIGABRT
@@ -174,7 +183,7 @@ def _mismatched(
     )
     where = next((line for r in found.ranks if (line := _where(by_rank[r], stacks.get(r, "")))), None)
     message = (
-        f"mismatched-collective: {_ranks(found.ranks)} of {len(endings)}{_at(step, '')} {found.said}"
+        f"mismatched-collective: {_ranks(found.ranks)} of {world_size}{_at(step, '')} {found.said}"
         f"{f' ({where})' if where else ''}"
     )
     if found.waits_for is not None:
@@ -212,7 +221,7 @@ def _waited_in_vain(first: Ending, endings: Sequence[Ending], stacks: Mapping[in
     )
     rank = missing[0].rank if missing else first.rank
     text = _stack_text([e.rank for e in missing], stacks) if missing else verdict.traceback if verdict else None
-    return Decision(error, rank, text)
+    return Decision(error, rank, text, cause="own" if missing else first.cause)
 
 
 def _last_seen(ending: Ending) -> str:

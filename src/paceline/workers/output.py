@@ -1,4 +1,5 @@
-"""What workers print, as one stream: rank 0 plainly, the others' lines tagged, a line that several ranks print once."""
+"""What the workers of a host print, as one stream: its first rank plainly, the others' lines tagged, a line that several
+ranks print once."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ import codecs
 import collections
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, BinaryIO
 
 TAIL_LINES = 60
 _HOLD_SECONDS = 0.5
-"""Other ranks' lines wait this long, so that rank 0's copy of the same line comes first and untagged."""
+"""Other ranks' lines wait this long, so that the first one's copy of the same line comes first and untagged."""
 
 _MAX_REMEMBERED = 10_000
 # What differs in copies of one line: the rank's tag, a clock time, the numbers that native warnings start with.
@@ -23,15 +25,16 @@ _VARIES = re.compile(
 class Output:
     """Merges what the workers print into `out`."""
 
-    def __init__(self, out: IO[str], world_size: int, log_dir: Path | None = None) -> None:
+    def __init__(self, out: IO[str], ranks: Sequence[int], log_dir: Path | None = None) -> None:
         """`log_dir`: also keep each rank's whole output in `log_dir/rank-N.log`."""
         self._out = out
-        self._tails = [collections.deque[str](maxlen=TAIL_LINES) for _ in range(world_size)]
-        self._rest = [b""] * world_size
+        self._first = ranks[0]
+        self._tails = {rank: collections.deque[str](maxlen=TAIL_LINES) for rank in ranks}
+        self._rest = dict.fromkeys(ranks, b"")
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._owner: dict[str, int] = {}
         self._held: collections.deque[tuple[float, int, str]] = collections.deque()
-        self._logs = _open_logs(log_dir, world_size)
+        self._logs = _open_logs(log_dir, ranks)
         self._muted = False
         self._at_line_start = True
 
@@ -42,7 +45,7 @@ class Output:
         *lines, self._rest[rank] = (self._rest[rank] + data).split(b"\n")
         for line in lines:
             self._line(rank, line.decode(errors="replace"))
-        if rank == 0 and not self._muted:
+        if rank == self._first and not self._muted:
             self._write(self._decoder.decode(data))
         self.release()
 
@@ -69,13 +72,13 @@ class Output:
         return [*self._tails[rank], *([rest] if rest else [])][-lines:]
 
     def close(self) -> None:
-        for rank, rest in enumerate(self._rest):
-            if rest and rank > 0:
+        for rank, rest in self._rest.items():
+            if rest and rank != self._first:
                 self._line(rank, rest.decode(errors="replace"))
         self.release(everything=True)
         if not self._at_line_start:
             self._write("\n")
-        for log in self._logs:
+        for log in self._logs.values():
             log.close()
 
     def _line(self, rank: int, line: str) -> None:
@@ -84,8 +87,8 @@ class Output:
         self._tails[rank].append(line)
         if len(self._owner) > _MAX_REMEMBERED:
             self._owner.clear()
-        if rank == 0:
-            self._owner[_key(line)] = 0
+        if rank == self._first:
+            self._owner[_key(line)] = rank
         elif line.strip() and not self._muted:
             self._held.append((time.monotonic(), rank, line))
 
@@ -99,8 +102,8 @@ def _key(line: str) -> str:
     return _VARIES.sub("", line).strip()
 
 
-def _open_logs(log_dir: Path | None, world_size: int) -> list[BinaryIO]:
+def _open_logs(log_dir: Path | None, ranks: Sequence[int]) -> dict[int, BinaryIO]:
     if log_dir is None:
-        return []
+        return {}
     log_dir.mkdir(parents=True, exist_ok=True)
-    return [(log_dir / f"rank-{rank}.log").open("ab") for rank in range(world_size)]
+    return {rank: (log_dir / f"rank-{rank}.log").open("ab") for rank in ranks}

@@ -1,6 +1,6 @@
 """A worker joins its run: the store, the check that all belong together, the process group; and leaves it.
 
-With `gloo` the only module of `workers` that imports torch.
+With `gloo`, and `nodes` for several hosts, the only module of `workers` that imports torch.
 """
 
 from __future__ import annotations

@@ -9,10 +9,12 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from paceline.errors import JobError
 from paceline.workers import affinity, environment, near, ports
@@ -22,8 +24,19 @@ from paceline.workers.oom import oom_kills
 from paceline.workers.owned_folder import OwnedFolder
 
 
+class Place(NamedTuple):
+    """Where the workers of this host stand among those of the run. On node 0 they meet, at its `address`."""
+
+    node_rank: int = 0
+    nodes: int = 1
+    address: str = ports.LOOPBACK
+
+
+ALONE = Place()
+
+
 class Worker:
-    """One local rank: its process and the pipe that carries what it prints."""
+    """One rank of this host: its process and the pipe that carries what it prints."""
 
     def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         self.rank = rank
@@ -50,8 +63,11 @@ class Worker:
 class WorkerGroup:
     """The workers of one attempt; `watch` takes it from here. Leaving the context ends what is left of it."""
 
-    def __init__(self, run_id: str, plan: Sequence[RankCpus]) -> None:
+    def __init__(self, run_id: str, plan: Sequence[RankCpus], place: Place = ALONE, port: int = 0) -> None:
         self.run_id = run_id
+        self.place, self.port = place, port
+        self.world_size = place.nodes * len(plan)
+        """Ranks of all hosts."""
         self._owned = OwnedFolder("paceline-workers-")
         self.folder = self._owned.path
         self.plan = list(plan)
@@ -85,6 +101,7 @@ def start(
     procs: int,
     run_id: str,
     module: str = "paceline",
+    place: Place = ALONE,
     port: int | None = None,
     threads: int | None = None,
     pin: bool = True,
@@ -94,9 +111,10 @@ def start(
     """Start `python -m MODULE ARGV` once per local rank. Call it from the main thread: workers die with the caller.
 
     Args:
-        procs: number of ranks; all of them on this host.
+        procs: number of ranks on this host, and on each other one.
         run_id: only workers that carry it may join.
-        port: where they meet; None for a free one.
+        place: this host's among those of the run; alone unless given.
+        port: where they meet; None for a free one, which node 0 alone can choose.
         threads: CPU threads per rank; None for its share.
         pin: whether ranks get CPUs of their own where there are enough.
         cpus: a plan made before, instead of `threads` and `pin`.
@@ -110,20 +128,27 @@ def start(
             f"{procs} worker processes cannot train anything", key="launch.procs_per_node", hint="Start 1 or more."
         )
     base = dict(os.environ if env is None else env)
-    check_interfaces(base, False, (GLOO,))
+    check_interfaces(base, place.nodes > 1, (GLOO,))
     plan = list(cpus) if cpus is not None else plan_here(procs, threads, pin)
-    with ports.listen(port) as listener:
-        group = WorkerGroup(run_id, plan)
+    with _listening(place, port) as listener:
+        met_at = port if listener is None else int(listener.getsockname()[1])
+        assert met_at is not None, "node 0 says which port it has chosen"
+        group = WorkerGroup(run_id, plan, place, met_at)
         try:
-            for rank in range(procs):
-                variables = _variables(group, rank, procs, listener.getsockname()[1])
-                if rank == 0:
-                    variables[environment.LISTEN_FD] = str(listener.fileno())
-                group.workers.append(_start_one(rank, module, argv, base, variables, plan[rank], listener.fileno()))
+            for local_rank in range(procs):
+                # The first rank of the run serves the store where all meet.
+                fd = listener.fileno() if listener is not None and local_rank == 0 else None
+                group.workers.append(_start_one(group, local_rank, module, argv, base, fd))
         except BaseException:
             group.close()
             raise
     return group
+
+
+def _listening(place: Place, port: int | None) -> contextlib.AbstractContextManager[socket.socket | None]:
+    if place.node_rank > 0:
+        return contextlib.nullcontext()
+    return ports.listen(port, "" if place.nodes > 1 else ports.LOOPBACK)
 
 
 def plan_here(procs: int, threads: int | None = None, pin: bool = True, helpers: int = 0) -> list[RankCpus]:
@@ -139,14 +164,16 @@ def plan_here(procs: int, threads: int | None = None, pin: bool = True, helpers:
 
 
 def _start_one(
-    rank: int,
+    group: WorkerGroup,
+    local_rank: int,
     module: str,
     argv: Sequence[str],
     base: Mapping[str, str],
-    variables: Mapping[str, str],
-    plan: RankCpus,
-    listen_fd: int,
+    listen_fd: int | None,
 ) -> Worker:
+    plan, variables = group.plan[local_rank], _variables(group, local_rank)
+    if listen_fd is not None:
+        variables[environment.LISTEN_FD] = str(listen_fd)
     inherited = {k: v for k, v in base.items() if k not in environment.OWN and k not in environment.TORCHRUN}
     with _on_cpus(plan):
         process = subprocess.Popen(
@@ -155,11 +182,11 @@ def _start_one(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=[listen_fd] if rank == 0 else [],
+            pass_fds=[] if listen_fd is None else [listen_fd],
             # A group of its own: Ctrl-C in the terminal reaches the supervisor only, which decides what follows.
             process_group=0,
         )
-    return Worker(rank, process)
+    return Worker(int(variables["RANK"]), process)
 
 
 @contextlib.contextmanager
@@ -175,20 +202,22 @@ def _on_cpus(plan: RankCpus) -> Iterator[None]:
             affinity.apply(RankCpus(before, 0, False))
 
 
-def _variables(group: WorkerGroup, rank: int, procs: int, port: int) -> dict[str, str]:
+def _variables(group: WorkerGroup, local_rank: int) -> dict[str, str]:
+    procs = len(group.plan)
+    rank = group.place.node_rank * procs + local_rank
     columns = shutil.get_terminal_size().columns if sys.stderr.isatty() and rank == 0 else 0
     values = {
         "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": procs,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": group.world_size,
         "LOCAL_WORLD_SIZE": procs,
-        "GROUP_RANK": 0,
-        "MASTER_ADDR": ports.LOOPBACK,
-        "MASTER_PORT": port,
+        "GROUP_RANK": group.place.node_rank,
+        "MASTER_ADDR": group.place.address,
+        "MASTER_PORT": group.port,
         environment.FOLDER: group.folder,
         environment.RUN_ID: group.run_id,
         environment.PARENT: os.getpid(),
-        environment.CPUS: affinity.cpu_list(group.plan[rank].cpus),
+        environment.CPUS: affinity.cpu_list(group.plan[local_rank].cpus),
         environment.TERMINAL: columns or "",
         # What a worker prints must be seen when it is printed: the pipe is no terminal.
         "PYTHONUNBUFFERED": 1,

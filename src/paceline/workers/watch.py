@@ -29,7 +29,7 @@ from paceline.workers.oom import oom_kills
 from paceline.workers.output import Output
 from paceline.workers.signals import STOPPING
 from paceline.workers.start import Worker, WorkerGroup
-from paceline.workers.verdict import Verdict, is_plain
+from paceline.workers.verdict import Cause, Verdict, is_plain
 from paceline.workers.watchdog import Stall, Watchdog
 
 SETTLE_SECONDS = 2.0
@@ -64,6 +64,8 @@ class GroupResult(NamedTuple):
     """What it was, in one word of `suspects.Kind`, as far as it is known."""
     evidence: str | None = None
     """All that was seen of the ranks before they were ended."""
+    cause: Cause = "own"
+    """Whether it began on this host; see `decide.Decision`."""
 
 
 def watch(
@@ -99,7 +101,7 @@ def watch(
         check: called again and again; what it raises ends the workers at once and passes through.
         tells: whether to print the traceback.
     """
-    output = Output(out or sys.stderr, len(group.workers), log_dir)
+    output = Output(out or sys.stderr, [worker.rank for worker in group.workers], log_dir)
     with group, Interrupts(asked) as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
         watched = _Watch(group, output, pipes, interrupts, start_seconds, stop_seconds, check, tells)
         if limits is not None or stall_seconds is not None:
@@ -243,7 +245,8 @@ class _Watch:
         # No SIGTERM first: to a rank that trains it is a request to go on until the step is done, which never will be.
         self._end()
         stacks = {rank: view.stack or f"no stack: {view.sample.state}\n" for rank, view in views.items()}
-        return decide.decide(endings, stacks, {r: v.seen for r, v in views.items() if v.seen is not None})
+        seen = {rank: view.seen for rank, view in views.items() if view.seen is not None}
+        return decide.decide(endings, stacks, seen, self.group.world_size)
 
     def _is_cause_known(self, since: float) -> bool:
         """Whether a rank has failed by itself, and the others have had their moment since (CLOCK_MONOTONIC)."""
@@ -292,13 +295,13 @@ class _Watch:
             missing = [rank for rank, beat in beats.items() if beat is None or beat.phase in ("importing", "joining")]
             self.joined = not missing
             if missing and now - self.group.started_at > self.start_seconds:
-                error = decide.not_started(self.start_seconds, missing, beats, len(self.group.workers))
+                error = decide.not_started(self.start_seconds, missing, beats, self.group.world_size)
                 return Decision(error, missing[0])
             if missing and self.limit_is_given:
                 # The user's own limit is one of work; the start has another one.
                 return None
         stall = self.watchdog.tick([worker.rank for worker in live]) if self.watchdog is not None else None
-        return decide.stalled(stall, len(self.group.workers)) if stall is not None else None
+        return decide.stalled(stall, self.group.world_size) if stall is not None else None
 
     def _told(self) -> Collection[int]:
         return verdict.read_verdicts(self.group.folder)
@@ -356,6 +359,7 @@ class _Watch:
             asked=self.asked,
             fault=None if decision is None else decision.fault,
             evidence=None if decision is None else decision.evidence,
+            cause="own" if decision is None else decision.cause,
         )
 
     def _say(self, text: str) -> None:

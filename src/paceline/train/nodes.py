@@ -1,0 +1,480 @@
+"""`paceline train` on one of several hosts: the same command on each, one run, one of them keeping its directory.
+
+Before each attempt the supervisors meet (`workers.nodes`). One of them leads: who holds the directory already, else node 0.
+It opens the directory for all, keeps the records, and says what follows when an attempt has ended on every node
+(`node_outcome`). A supervisor that is told to stop has the step ended and saved everywhere and leaves; the others meet again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from paceline.cluster.probe import probe_host
+from paceline.errors import Interrupted, JobError, PacelineError, RunHeld, Stalled, from_record
+from paceline.job.load import Job
+from paceline.job.resolve import Resolved, procs_here
+from paceline.job.write import resolved_values
+from paceline.run.control import DOOR
+from paceline.run.directory import RunDirectory
+from paceline.run.files import write_atomic
+from paceline.run.lease import EXPIRES_SECONDS
+from paceline.train.attempts import Account, attempt_of, last_step, restart_line, summary, traceback_lines
+from paceline.train.elastic import resolve_nodes
+from paceline.train.local_attempt import Attempt, run_attempt, say
+from paceline.train.node_outcome import GONE_SECONDS, Follows, Report, follows
+from paceline.train.requests import with_what_stands
+from paceline.train.shared_run import not_shared, open_run
+from paceline.units import Procs, format_seconds
+from paceline.workers.decide import interrupted
+from paceline.workers.interrupts import Asked, Interrupts, raising
+from paceline.workers.limits import Limits
+from paceline.workers.nodes import TELL_SECONDS, Membership, NotHeard, Party, RunOver, lost_endpoint
+from paceline.workers.presence import Presence, ended_key
+from paceline.workers.signals import signal_name
+from paceline.workers.start import Place, WorkerGroup
+from paceline.workers.supervise import End, Supervision
+from paceline.workers.watch import GroupResult
+
+SEEN_SECONDS = 10.0
+"""A directory that another host has made appears here after a while: file systems between hosts keep what they have seen."""
+
+_OWN_KEYS = ("launch.threads", "launch.affinity", "launch.port")
+"""What each host may have in its own way."""
+
+
+def supervise_nodes(
+    job: Job, words: list[str], plan: Callable[[Resolved], dict[str, Any]], report: Callable[[Path], object]
+) -> dict[str, Any]:
+    """Train the job with the workers of this host and those of others.
+
+    Args:
+        job: the parsed job, the same on all hosts.
+        words: the command line words that made it, which the workers parse again.
+        plan: what is predicted for a resolved job, for `plan.json`.
+        report: writes the run's report, on the host that kept the records.
+
+    Returns:
+        The summary of `train --json`, less its schema.
+
+    Raises:
+        PacelineError: what the run came to, where that is not exit code 0.
+    """
+    host = probe_host()
+    procs = procs_here(job, host)
+    sizes = resolve_nodes(job, procs, host)
+    endpoint, start = str(job.launch.rendezvous), float(job.recovery.start_timeout)
+    with raising():
+        say(f"paceline: meeting {_wanted(job.launch.nodes)} at {endpoint}")
+        try:
+            member = Membership(endpoint, job.name, job.launch.nodes or Procs(1), start)
+        except Asked as asked:
+            raise interrupted(asked.how, [], None) from None
+        if member.serves:
+            say(f"paceline: {endpoint} is served here")
+        node = _Node(job, procs, sizes, words, plan, member)
+        with contextlib.closing(node):
+            error = node.run()
+        if error is not None:
+            raise error
+        directory = node.directory or RunDirectory.attach(job.run_path, 1)
+        if node.leads:
+            say(f"report: {report(directory.path)}")
+        return summary(directory, node.resolved)
+
+
+class _Again(Exception):
+    """Meet again, without a word about it: the nodes have changed before the attempt began."""
+
+
+class _Node:
+    """This host's supervisor, over the attempts of one command.
+
+    Attributes:
+        directory: of the run, once it is known; held where this node leads.
+        resolved: the job as the present attempt runs it.
+        leads: whether this node holds the directory.
+    """
+
+    def __init__(
+        self, job: Job, procs: int, sizes: dict[int, Resolved], words: list[str],
+        plan: Callable[[Resolved], dict[str, Any]], member: Membership,
+    ) -> None:  # fmt: skip
+        self._job, self._words, self._plan, self._member = job, words, plan, member
+        self._procs, self._sizes = procs, sizes
+        self.resolved = next(iter(sizes.values()))
+        self.directory: RunDirectory | None = None
+        self.leads = False
+        recovery = job.recovery
+        self._policy = Supervision(
+            recovery.max_restarts, float(recovery.backoff), restart_stalled=recovery.on_stall != "stop"
+        )
+        self._limits = Limits(None if recovery.stall_timeout is None else float(recovery.stall_timeout))
+        self._launched = time.time()
+        self._opened = 0
+        self._met: set[tuple[str, int]] = set()
+        """Host and process of every supervisor that took part."""
+
+    def close(self) -> None:
+        """Give the directory back, and leave the others to themselves."""
+        self._member.leave()
+        if self.directory is not None:
+            self.directory.release()
+
+    def run(self) -> PacelineError | None:
+        """Attempt after attempt; the error that the run ends with on this node, if any."""
+        try:
+            while True:
+                party = self._meet()
+                with contextlib.suppress(_Again), self._presence(party) as presence:
+                    if self._open(party, presence):
+                        return self._over(party, None)
+                    end = self._attempt(party, presence)
+                    if end is not None:
+                        return self._over(party, end)
+        except RunOver:
+            say("paceline: the other nodes have ended the run; nothing is left for this one")
+            return None
+        except Asked as asked:
+            return self._ended(interrupted(asked.how, [], None))
+        except Stalled as error:
+            return self._ended(error)
+
+    def _ended(self, error: PacelineError, traceback: str | None = None) -> PacelineError:
+        """The error of the command, once it is on record; of one that leads."""
+        directory = self.directory
+        if directory is None:
+            return error
+        step = last_step(directory)
+        if isinstance(error, Interrupted):
+            error = with_what_stands(error, self.resolved.job.checkpoint.place(directory.path), step)
+        with Interrupts():
+            account = Account(directory)
+            if self.leads:
+                account.end(error, step)
+            say(*account.notes, *traceback_lines(traceback))
+        return error
+
+    def _meet(self) -> Party:
+        """The nodes of the next attempt, with the job as it is for so many of them.
+
+        Raises:
+            JobError: they were told of different jobs.
+        """
+        told = {
+            "host": os.uname().nodename, "pid": os.getpid(), "address": self._member.address, "procs": self._procs,
+            "leads": self.leads, "serves": self._member.serves,
+            "values": msgspec.to_builtins(resolved_values(next(iter(self._sizes.values()))), enc_hook=str),
+        }  # fmt: skip
+        party = self._member.meet(told)
+        _agree(party)
+        self._met |= {(one["host"], one["pid"]) for one in party.told}
+        self.resolved = self._sizes[party.nodes]
+        names = ", ".join(str(one["host"]) for one in party.told)
+        say(f"paceline: node {party.node_rank} of {party.nodes} ({names})")
+        return party
+
+    def _presence(self, party: Party) -> Presence:
+        return Presence(
+            party, self._member.waiting, lambda: lost_endpoint(str(self._job.launch.rendezvous)), GONE_SECONDS
+        )
+
+    def _open(self, party: Party, presence: Presence) -> bool:
+        """Have the run's directory: opened here for all, or as another node has it. Whether the run is done already.
+
+        Raises:
+            PacelineError: what one of the nodes has found, on all of them.
+        """
+        leader = _leader(party)
+        is_ours = leader == party.node_rank
+        try:
+            run = self._hold(party, presence) if is_ours else self._attach(party, leader, presence)
+        except _Again:
+            if is_ours:
+                party.share("run", {"again": True})
+            raise
+        except PacelineError as error:
+            party.share_error(f"ready-{party.node_rank}", error)
+            raise
+        party.share(f"ready-{party.node_rank}", True)
+        for rank in range(party.nodes):
+            _heard(party, presence, rank, f"ready-{rank}")
+        self._launched = float(run["launched"])
+        return bool(run["finished"])
+
+    def _hold(self, party: Party, presence: Presence) -> dict[str, Any]:
+        try:
+            if not self.leads:
+                self.directory = self._take(presence)
+                self.leads = self.directory.finished is None
+                say(*self.directory.notes)
+        except PacelineError as error:
+            party.share_error("run", error)
+            raise
+        directory = self.directory
+        assert directory is not None
+        if directory.finished is not None:
+            say(f"{directory.path}: this run is done ({directory.finished['steps']} steps); nothing to do")
+        told = {
+            "path": str(directory.path.resolve()), "attempt": directory.attempt, "launched": self._launched,
+            "finished": directory.finished is not None,
+        }  # fmt: skip
+        party.share("run", told)
+        return told
+
+    def _take(self, presence: Presence) -> RunDirectory:
+        """The directory, waited for where a node that took part held it and is gone: its lease expires."""
+        before = None if self.directory is None else self.directory.path
+        deadline, said = time.monotonic() + EXPIRES_SECONDS + 10.0, False
+        while True:
+            try:
+                return open_run(self.resolved, before)
+            except RunHeld as held:
+                holder = (str(held.values["host"]), int(held.values["pid"]))
+                if holder not in self._met or time.monotonic() > deadline:
+                    raise
+                if not said:
+                    say(f"paceline: {held.message}; waiting for its lease to expire")
+                said = True
+                if presence.at_the_door:
+                    raise _Again from None
+                time.sleep(1.0)
+
+    def _attach(self, party: Party, leader: int, presence: Presence) -> dict[str, Any]:
+        # It may have to wait for the lease of one that is gone.
+        run = _heard(party, presence, leader, "run", EXPIRES_SECONDS + TELL_SECONDS)
+        if run.get("again"):
+            raise _Again
+        deadline = time.monotonic() + SEEN_SECONDS
+        while True:
+            try:
+                self.directory = RunDirectory.attach(Path(run["path"]), int(run["attempt"]))
+                return dict(run)
+            except JobError:
+                if time.monotonic() > deadline:
+                    raise not_shared(f"node {party.node_rank}", run["path"], f"node {leader}") from None
+            time.sleep(0.2)
+
+    def _attempt(self, party: Party, presence: Presence) -> End | None:
+        """One attempt; how the command ends, or None where the nodes meet again."""
+        directory = self.directory
+        assert directory is not None
+        opens, self._opened = self._opened != party.nodes, party.nodes
+        if opens and self.leads:
+            write_atomic(directory.plan_file, json.dumps(self._plan(self.resolved), indent=1))
+        self._limits.next_attempt()
+        result = self._run_workers(party, directory, presence, opens=opens)
+        if result.error is not None and result.error.values.get("sure") is False:
+            self._limits.doubt_was_costly()
+        return self._conclude(party, directory, presence, result)
+
+    def _run_workers(self, party: Party, directory: RunDirectory, presence: Presence, *, opens: bool) -> GroupResult:
+        first = party.node_rank == 0
+        port = self._job.launch.port if first else int(_heard(party, presence, 0, "port"))
+        place = Place(party.node_rank, party.nodes, str(party.told[0]["address"]))
+        attempt = Attempt(
+            self.resolved, directory, self._words, self._procs, self._launched, opens=opens, place=place, port=port,
+            is_leader=self.leads,
+        )  # fmt: skip
+
+        def started(group: WorkerGroup) -> None:
+            if first:
+                party.share("port", group.port)
+
+        def asked() -> str | None:
+            has_room = party.nodes < max(self._sizes)
+            return f"{DOOR}: a node has come" if self.leads and has_room and presence.at_the_door else None
+
+        def check() -> None:
+            directory.check_beat()
+            presence.check()
+
+        try:
+            return run_attempt(attempt, Account(directory), self._limits, asked=asked, check=check, started=started)
+        except PacelineError as error:
+            if first:
+                party.share_error("port", error)
+            raise
+
+    def _conclude(self, party: Party, directory: RunDirectory, presence: Presence, result: GroupResult) -> End | None:
+        """Tell the others how it ended here, and do what follows."""
+        leaving = None if result.signal is None else signal_name(result.signal)
+        report = _report(self._member.serves, leaving, result, directory)
+        party.share(ended_key(party.node_rank), msgspec.to_builtins(report))
+        if self.leads:
+            reports = self._reports(party, presence)
+            return self._lead(party, directory, result, reports, leaving)
+        if leaving is not None:
+            return End(result.error or interrupted(leaving, [], None))
+        leader = _leader(party)
+        try:
+            heard = party.hear("next", self._longest_seconds, lambda: leader in presence.gone())
+        except NotHeard:
+            say(f"paceline: node {leader} ({party.told[leader]['host']}), which led the run, is gone")
+            return None
+        return _follow(heard)
+
+    def _reports(self, party: Party, presence: Presence) -> dict[int, Report | None]:
+        """How it ended on each node; None for those that are gone."""
+        reports: dict[int, Report | None] = {}
+        deadline = time.monotonic() + self._longest_seconds
+        for rank in range(party.nodes):
+            while (told := party.heard(ended_key(rank))) is None:
+                if rank in presence.gone() or time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
+            reports[rank] = None if told is None else msgspec.convert(told, Report)
+        return reports
+
+    @property
+    def _longest_seconds(self) -> float:
+        """The others may still be about to stop."""
+        return float(self._job.recovery.grace) + TELL_SECONDS
+
+    def _lead(
+        self, party: Party, directory: RunDirectory, result: GroupResult, reports: dict[int, Report | None],
+        leaving: str | None,
+    ) -> End | None:  # fmt: skip
+        """Decide for all what follows, and tell them."""
+        hosts = {rank: str(told["host"]) for rank, told in enumerate(party.told)}
+        found = follows(reports, hosts, (self._job.launch.nodes or Procs(1)).least)
+        account = Account(directory)
+        if found.kind == "meet":
+            _tell(party, 0.0)
+            if leaving is not None:
+                return End(result.error or interrupted(leaving, [], None))
+            say(f"paceline: {found.reason}")
+            self._launched = account.next_attempt(result, found.reason, last_step(directory))
+            return None
+        if found.kind == "failed":
+            return self._after_failure(party, directory, account, result, reports, found)
+        end = End(found.error)
+        _tell_end(party, end)
+        return end
+
+    def _after_failure(
+        self, party: Party, directory: RunDirectory, account: Account, result: GroupResult,
+        reports: dict[int, Report | None], found: Follows,
+    ) -> End | None:  # fmt: skip
+        assert found.error is not None and found.node is not None
+        report = reports[found.node] or Report(host=str(party.told[found.node]["host"]), fault="node")
+        everywhere = result._replace(
+            error=found.error,
+            rank=report.rank,
+            fault=report.fault,
+            evidence=report.evidence,
+            traceback=report.traceback,
+        )
+        told = [one for one in reports.values() if one is not None]
+        ended = attempt_of(result, directory)._replace(
+            error=found.error, signature=report.signature, reached=max(last_step(directory), *(r.reached for r in told)),
+            agreed=len(told) == len(reports) and all(one.agreed for one in told), told_to_stop=False,
+            traceback=report.traceback,
+        )  # fmt: skip
+        outcome = self._policy.after(ended)
+        account.fault(everywhere, found.error, ended.reached, report.host)
+        if isinstance(outcome, End):
+            _tell_end(party, outcome)
+            return outcome
+        say(*account.notes, *(() if outcome.again else traceback_lines(ended.traceback)))
+        say(restart_line(outcome, directory.attempt + 1))
+        _tell(party, outcome.delay_seconds)
+        time.sleep(outcome.delay_seconds)
+        self._launched = account.next_attempt(result, outcome.reason, ended.reached)
+        return None
+
+    def _over(self, party: Party, end: End | None) -> PacelineError | None:
+        """The run is over for this node; whoever serves the endpoint stays until the others have heard that."""
+        error = None
+        if end is not None and end.error is not None:
+            error = self._ended(end.error, end.traceback)
+        with contextlib.suppress(Stalled):
+            party.share(f"bye-{party.node_rank}", True)
+            if self._member.serves:
+                deadline = time.monotonic() + GONE_SECONDS
+                while time.monotonic() < deadline:
+                    if all(party.heard(f"bye-{rank}") for rank in range(party.nodes)):
+                        break
+                    time.sleep(0.1)
+                self._member.end()
+        return error
+
+
+def _heard(party: Party, presence: Presence, rank: int, key: str, seconds: float = TELL_SECONDS) -> Any:
+    """What another node shares, unless it goes before: then the rest meets again."""
+    try:
+        return party.hear(key, seconds, lambda: rank in presence.gone())
+    except NotHeard:
+        say(f"paceline: node {rank} ({party.told[rank]['host']}) is gone before it began")
+        raise _Again from None
+
+
+def _wanted(nodes: Procs | None) -> str:
+    return f"{nodes} nodes" if nodes is None or nodes.least == nodes else f"{nodes.least} to {int(nodes)} nodes"
+
+
+def _leader(party: Party) -> int:
+    """The node that has the directory already; else the first."""
+    return next((rank for rank, told in enumerate(party.told) if told["leads"]), 0)
+
+
+def _agree(party: Party) -> None:
+    """Make sure that all nodes were told the same job.
+
+    Raises:
+        JobError: what differs, on all nodes alike.
+    """
+    first = party.told[0]
+    for rank, told in enumerate(party.told):
+        if told["procs"] != first["procs"]:
+            _refuse("launch.procs_per_node", first["procs"], told["procs"], party, rank)
+        for key in sorted({*first["values"], *told["values"]}):
+            ours, theirs = first["values"].get(key), told["values"].get(key)
+            if ours != theirs and key not in _OWN_KEYS:
+                _refuse(key, ours, theirs, party, rank)
+
+
+def _refuse(key: str, first: Any, other: Any, party: Party, rank: int) -> NoReturn:
+    raise JobError(
+        f"the nodes were told different jobs: {first!r} on node 0 ({party.told[0]['host']}), {other!r} on node {rank} "
+        f"({party.told[rank]['host']})",
+        key=key,
+        values={"node": rank, "host": party.told[rank]["host"], "first": first, "other": other},
+        hint="Give the same command on all nodes; what a host derives from its own size must be named.",
+    )
+
+
+def _report(serves: bool, leaving: str | None, result: GroupResult, directory: RunDirectory) -> Report:
+    ended = attempt_of(result, directory)
+    return Report(
+        host=os.uname().nodename, serves=serves, error=None if result.error is None else result.error.to_record(),
+        cause=result.cause, leaving=leaving, asked=result.asked, signature=ended.signature, agreed=ended.agreed,
+        reached=ended.reached, rank=result.rank, fault=result.fault, evidence=result.evidence,
+        traceback=result.traceback, ended_at=time.time() - (time.monotonic() - result.failed_at),
+    )  # fmt: skip
+
+
+def _tell(party: Party, delay_seconds: float) -> None:
+    party.share("next", {"meet": True, "delay_seconds": delay_seconds})
+
+
+def _tell_end(party: Party, end: End) -> None:
+    error = None if end.error is None else end.error.to_record()
+    party.share("next", {"meet": False, "ends": error, "traceback": end.traceback})
+
+
+def _follow(heard: dict[str, Any]) -> End | None:
+    """What the leader has said."""
+    if heard["meet"]:
+        if heard["delay_seconds"]:
+            say(f"paceline: meeting again in {format_seconds(heard['delay_seconds'])}")
+        time.sleep(heard["delay_seconds"])
+        return None
+    return End(None if heard["ends"] is None else from_record(heard["ends"]), heard["traceback"])

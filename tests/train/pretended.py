@@ -42,7 +42,7 @@ def launcher(plan: str, words: list[str]) -> int:
     nothing = SimpleNamespace(prepare=lambda data: None)
     run.importlib = SimpleNamespace(import_module=lambda name: nothing)  # type: ignore[attr-defined, assignment]
     try:
-        print(json.dumps(run.supervise(load_job(None, words), words, lambda resolved: {})))
+        print(json.dumps(run.supervise(load_job(None, words), words, lambda resolved: {}, lambda run_dir: "none")))
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
         return error.exit_code

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tests.pool.pool import Pool, RankFailed
 
 from paceline.errors import JobError, Stalled
-from paceline.workers import ports, rendezvous
+from paceline.workers import ports, rendezvous, run_store
 from paceline.workers.barrier import store_barrier
 
 
@@ -43,7 +43,7 @@ def meet_twice_the_same(rank: int, world_size: int) -> None:
 
 def meet_a_stranger(rank: int, world_size: int) -> float:
     os.environ.update(RANK="1", WORLD_SIZE="2")
-    rendezvous.HANDSHAKE_SECONDS = 0.5
+    run_store.HANDSHAKE_SECONDS = 0.5
     began = time.monotonic()
     try:
         rendezvous.join(20.0, start_timeout=60.0)

@@ -36,7 +36,7 @@ from paceline.units import Procs, format_seconds
 from paceline.workers.decide import interrupted
 from paceline.workers.interrupts import Asked, Interrupts, raising
 from paceline.workers.limits import Limits
-from paceline.workers.nodes import TELL_SECONDS, Membership, NotHeard, Party, RunOver, lost_endpoint
+from paceline.workers.nodes import TELL_SECONDS, Membership, NotHeard, Party, RunOver, StoreLost, lost_endpoint
 from paceline.workers.presence import Presence, ended_key
 from paceline.workers.signals import signal_name
 from paceline.workers.start import Place, WorkerGroup
@@ -108,7 +108,7 @@ class _Node:
         plan: Callable[[Resolved], dict[str, Any]], member: Membership,
     ) -> None:  # fmt: skip
         self._job, self._words, self._plan, self._member = job, words, plan, member
-        self._procs, self._sizes = procs, sizes
+        self._procs, self._sizes, self._endpoint = procs, sizes, str(job.launch.rendezvous)
         self.resolved = next(iter(sizes.values()))
         self.directory: RunDirectory | None = None
         self.leads = False
@@ -144,6 +144,8 @@ class _Node:
             return None
         except Asked as asked:
             return self._ended(interrupted(asked.how, [], None))
+        except StoreLost:
+            return self._ended(lost_endpoint(self._endpoint))
         except Stalled as error:
             return self._ended(error)
 
@@ -182,9 +184,7 @@ class _Node:
         return party
 
     def _presence(self, party: Party) -> Presence:
-        return Presence(
-            party, self._member.waiting, lambda: lost_endpoint(str(self._job.launch.rendezvous)), GONE_SECONDS
-        )
+        return Presence(party, self._member.waiting, lambda: lost_endpoint(self._endpoint), GONE_SECONDS)
 
     def _open(self, party: Party, presence: Presence) -> bool:
         """Have the run's directory: opened here for all, or as another node has it. Whether the run is done already.

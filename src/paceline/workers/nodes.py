@@ -61,6 +61,10 @@ class NotHeard(Stalled):
     """A node did not say what it was to say."""
 
 
+class StoreLost(Stalled):
+    """The store of the endpoint's host does not answer."""
+
+
 class _Incomplete(Exception):
     """A node of this round has gone before it said who it is."""
 
@@ -80,7 +84,7 @@ class Party(NamedTuple):
         """Tell the other nodes of this attempt something, as JSON.
 
         Raises:
-            Stalled: the host of the endpoint is gone.
+            StoreLost: the host of the endpoint is gone.
         """
         called(lambda: self.store.set(key, json.dumps(value, default=str)))
 
@@ -259,12 +263,12 @@ def called(call: Callable[[], T]) -> T:
     """A call to the store.
 
     Raises:
-        Stalled: it does not answer.
+        StoreLost: it does not answer.
     """
     try:
         return call()
     except (RuntimeError, ValueError, OSError) as error:
-        raise Stalled(
+        raise StoreLost(
             f"the nodes' store does not answer: {str(error).splitlines()[0]}",
             key="launch.rendezvous",
             hint="The node that served it is gone; give the same command again on all nodes.",

@@ -22,7 +22,7 @@ from paceline.errors import JobError, PacelineError
 from paceline.job.load import load_job
 from paceline.run.files import write_atomic
 from paceline.run.records import Checkpoint, RecordWriter, RunFinished, RunStarted, Step
-from paceline.train import run, shared_run
+from paceline.train import local_attempt, run, shared_run
 from paceline.workers.heartbeat import beat
 from paceline.workers.start import start
 from paceline.workers.verdict import reported
@@ -38,9 +38,9 @@ def main() -> int:
 
 def launcher(plan: str, words: list[str]) -> int:
     os.environ[PLAN] = plan
-    run.start = functools.partial(start, module="tests.train.pretended")  # type: ignore[attr-defined]
+    local_attempt.start = functools.partial(start, module="tests.train.pretended")  # type: ignore[attr-defined]
     nothing = SimpleNamespace(prepare=lambda data: None)
-    run.importlib = SimpleNamespace(import_module=lambda name: nothing)  # type: ignore[attr-defined, assignment]
+    local_attempt.importlib = SimpleNamespace(import_module=lambda name: nothing)  # type: ignore[attr-defined, assignment]
     try:
         print(json.dumps(run.supervise(load_job(None, words), words, lambda resolved: {}, lambda run_dir: "none")))
     except PacelineError as error:

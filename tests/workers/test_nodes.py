@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import JobError, Stalled
 from paceline.units import Procs, parse_procs
-from paceline.workers.nodes import Membership, Party, RunOver, lost_endpoint, split_endpoint
+from paceline.workers.nodes import Membership, NotHeard, Party, RunOver, lost_endpoint, split_endpoint
 from paceline.workers.presence import Presence, ended_key
 
 pytestmark = pytest.mark.limit(60)
@@ -72,7 +72,7 @@ def test_nodes_leave_and_come_back(endpoint: str, threads: ThreadPoolExecutor) -
     (again,) = met(threads, [first])
     assert again.nodes == 2 and coming.result(timeout=20).told == again.told
     # What one attempt said is not heard in the next.
-    with pytest.raises(Stalled, match="said 'port'"):
+    with pytest.raises(NotHeard, match="said 'port'"):
         again.hear("port", seconds=0.2)
     for one in (first, third):
         one.leave()

@@ -119,6 +119,7 @@ class _Node:
         self._limits = Limits(None if recovery.stall_timeout is None else float(recovery.stall_timeout))
         self._launched = time.time()
         self._opened = 0
+        self._party: Party | None = None
         self._met: set[tuple[str, int]] = set()
         """Host and process of every supervisor that took part."""
 
@@ -135,10 +136,10 @@ class _Node:
                 party = self._meet()
                 with contextlib.suppress(_Again), self._presence(party) as presence:
                     if self._open(party, presence):
-                        return self._over(party, None)
+                        return self._over(None)
                     end = self._attempt(party, presence)
                     if end is not None:
-                        return self._over(party, end)
+                        return self._over(end)
         except RunOver:
             say("paceline: the other nodes have ended the run; nothing is left for this one")
             return None
@@ -148,6 +149,9 @@ class _Node:
             return self._ended(lost_endpoint(self._endpoint))
         except Stalled as error:
             return self._ended(error)
+        except PacelineError:
+            self._goodbye()
+            raise
 
     def _ended(self, error: PacelineError, traceback: str | None = None) -> PacelineError:
         """The error of the command, once it is on record; of one that leads."""
@@ -175,7 +179,7 @@ class _Node:
             "leads": self.leads, "serves": self._member.serves,
             "values": msgspec.to_builtins(resolved_values(next(iter(self._sizes.values()))), enc_hook=str),
         }  # fmt: skip
-        party = self._member.meet(told)
+        self._party = party = self._member.meet(told)
         _agree(party)
         self._met |= {(one["host"], one["pid"]) for one in party.told}
         self.resolved = self._sizes[party.nodes]
@@ -390,21 +394,28 @@ class _Node:
         self._launched = account.next_attempt(result, outcome.reason, ended.reached)
         return None
 
-    def _over(self, party: Party, end: End | None) -> PacelineError | None:
-        """The run is over for this node; whoever serves the endpoint stays until the others have heard that."""
+    def _over(self, end: End | None) -> PacelineError | None:
+        """The run is over for this node."""
         error = None
         if end is not None and end.error is not None:
             error = self._ended(end.error, end.traceback)
-        with contextlib.suppress(Stalled):
-            party.share(f"bye-{party.node_rank}", True)
-            if self._member.serves:
-                deadline = time.monotonic() + GONE_SECONDS
-                while time.monotonic() < deadline:
-                    if all(party.heard(f"bye-{rank}") for rank in range(party.nodes)):
-                        break
-                    time.sleep(0.1)
-                self._member.end()
+        self._goodbye()
         return error
+
+    def _goodbye(self) -> None:
+        """Whoever serves the endpoint stays until the others have heard all that they were told."""
+        party = self._party
+        if party is None:
+            return
+        with contextlib.suppress(StoreLost):
+            party.share(f"bye-{party.node_rank}", True)
+            deadline = time.monotonic() + GONE_SECONDS
+            while self._member.serves and time.monotonic() < deadline:
+                if all(party.heard(f"bye-{rank}") for rank in range(party.nodes)):
+                    break
+                time.sleep(0.1)
+        if self._member.serves:
+            self._member.end()
 
 
 def _heard(party: Party, presence: Presence, rank: int, key: str, seconds: float = TELL_SECONDS) -> Any:

@@ -57,11 +57,11 @@ class RunOver(Exception):
     """The nodes of the run have ended it: nobody is waited for any longer."""
 
 
-class NotHeard(Stalled):
-    """A node did not say what it was to say."""
+class NotHeard(Exception):
+    """A node did not say in time what it was to say."""
 
 
-class StoreLost(Stalled):
+class StoreLost(Exception):
     """The store of the endpoint's host does not answer."""
 
 
@@ -111,11 +111,7 @@ class Party(NamedTuple):
         deadline = time.monotonic() + seconds
         while (value := self.heard(key)) is None:
             if is_gone() or time.monotonic() > deadline:
-                raise NotHeard(
-                    f"no node of {self.nodes} said {key!r} within {format_seconds(seconds)}",
-                    values={"key": key, "seconds": seconds, "nodes": self.nodes},
-                    hint="Look at what the supervisor of node 0 printed.",
-                )
+                raise NotHeard(f"no node of {self.nodes} said {key!r} within {format_seconds(seconds)}")
             time.sleep(_POLL_SECONDS)
         if isinstance(value, dict) and value.get("error"):
             raise from_record(value["error"])
@@ -268,11 +264,7 @@ def called(call: Callable[[], T]) -> T:
     try:
         return call()
     except (RuntimeError, ValueError, OSError) as error:
-        raise StoreLost(
-            f"the nodes' store does not answer: {str(error).splitlines()[0]}",
-            key="launch.rendezvous",
-            hint="The node that served it is gone; give the same command again on all nodes.",
-        ) from None
+        raise StoreLost(str(error).splitlines()[0]) from None
 
 
 def _store_of(host: str, port: int, seconds: float) -> tuple[TCPStore, bool]:

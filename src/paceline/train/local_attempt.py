@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from paceline.errors import PacelineError
 from paceline.job.resolve import Resolved
 from paceline.run.control import STOP, Control
 from paceline.run.directory import RunDirectory
@@ -51,6 +52,7 @@ def run_attempt(
     *,
     asked: Callable[[], str | None],
     check: Callable[[], object],
+    elsewhere: Callable[[], PacelineError | None] = lambda: None,
     started: Callable[[WorkerGroup], object] = lambda group: None,
 ) -> GroupResult:
     """Start the workers of this host and wait until all have ended.
@@ -59,6 +61,7 @@ def run_attempt(
         account: told of what looks like a stall.
         asked: how ranks are asked to stop by something else than a signal or `control/stop`, or None.
         check: called again and again; what it raises ends the workers.
+        elsewhere: what broke on another host, if anything.
         started: called once the port is bound and the workers are started.
     """
     job = attempt.resolved.job
@@ -80,18 +83,18 @@ def run_attempt(
         policy = job.recovery.on_straggler
         stragglers = stragglers_watched(attempt.directory, attempt.resolved.layout, say, policy)
         with stragglers if attempt.is_leader else contextlib.nullcontext():
-            return _watched(attempt, group, account, limits, asked, check)
+            return _watched(attempt, group, account, limits, asked, check, elsewhere)
 
 
 def _watched(
     attempt: Attempt, group: WorkerGroup, account: Account, limits: Limits, asked: Callable[[], str | None],
-    check: Callable[[], object],
+    check: Callable[[], object], elsewhere: Callable[[], PacelineError | None],
 ) -> GroupResult:  # fmt: skip
     recovery, control = attempt.resolved.job.recovery, Control(attempt.directory.path)
     return watch(
         group, stall_seconds=recovery.stall_seconds, start_seconds=float(recovery.start_timeout),
         stop_seconds=float(recovery.grace), asked=lambda: f"control/{STOP}" if control.asked(STOP) else asked(),
-        check=check, tells=False, limits=limits, act=recovery.on_stall != "log", warn=account.suspicion,
+        check=check, elsewhere=elsewhere, tells=False, limits=limits, act=recovery.on_stall != "log", warn=account.suspicion,
     )  # fmt: skip
 
 

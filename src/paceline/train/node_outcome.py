@@ -82,7 +82,7 @@ def follows(reports: Mapping[int, Report | None], hosts: Mapping[int, str], leas
     if failed is None or (leavers and failed in told and told[failed].cause != "own"):
         return _stopped(told, errors, leavers, hosts, least)
     if failed not in told:
-        return Follows(kind="failed", error=_gone(failed, hosts[failed]), node=failed)
+        return Follows(kind="failed", error=gone(failed, hosts[failed]), node=failed)
     return Follows(kind="failed", error=errors[failed], node=failed)
 
 
@@ -135,7 +135,8 @@ def _why_end(leavers: list[int], hosts: Mapping[int, str], stay: int, least: int
     return f"{_named(leavers, hosts)} left, and {few}"
 
 
-def _gone(node: int, host: str) -> PacelineError:
+def gone(node: int, host: str) -> PacelineError:
+    """The error where a node gives no sign of life."""
     return WorkerFailed(
         f"node {node} ({host}) is gone: no sign of life for {GONE_SECONDS:.0f} s",
         values={"node": node, "host": host, "seconds": GONE_SECONDS},

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from paceline.cluster.probe import probe_host
-from paceline.errors import Interrupted, JobError, PacelineError, RunHeld, Stalled, from_record
+from paceline.errors import Interrupted, JobError, PacelineError, Preempted, RunHeld, Stalled, from_record
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, procs_here
 from paceline.job.write import resolved_values
@@ -29,7 +29,7 @@ from paceline.run.lease import EXPIRES_SECONDS
 from paceline.train.attempts import Account, attempt_of, last_step, restart_line, summary, traceback_lines
 from paceline.train.elastic import resolve_nodes
 from paceline.train.local_attempt import Attempt, run_attempt, say
-from paceline.train.node_outcome import GONE_SECONDS, Follows, Report, follows
+from paceline.train.node_outcome import GONE_SECONDS, Follows, Report, follows, gone
 from paceline.train.requests import with_what_stands
 from paceline.train.shared_run import not_shared, open_run
 from paceline.units import Procs, format_seconds
@@ -45,6 +45,9 @@ from paceline.workers.watch import GroupResult
 
 SEEN_SECONDS = 10.0
 """A directory that another host has made appears here after a while: file systems between hosts keep what they have seen."""
+
+_ECHO_SECONDS = 5.0
+"""After a failure on another node the ranks here have so long to see it themselves, and tell what they waited for."""
 
 _OWN_KEYS = ("launch.threads", "launch.affinity", "launch.port")
 """What each host may have in its own way."""
@@ -120,6 +123,8 @@ class _Node:
         self._launched = time.time()
         self._opened = 0
         self._party: Party | None = None
+        self._untold: GroupResult | None = None
+        """The end of an attempt whose leader is gone: for the records, by the one that leads after it."""
         self._met: set[tuple[str, int]] = set()
         """Host and process of every supervisor that took part."""
 
@@ -219,6 +224,7 @@ class _Node:
                 self.directory = self._take(presence)
                 self.leads = self.directory.finished is None
                 say(*self.directory.notes)
+                self._tell_of_the_leader(self.directory)
         except PacelineError as error:
             party.share_error("run", error)
             raise
@@ -232,6 +238,11 @@ class _Node:
         }  # fmt: skip
         party.share("run", told)
         return told
+
+    def _tell_of_the_leader(self, directory: RunDirectory) -> None:
+        lost, self._untold = self._untold, None
+        if lost is not None and lost.error is not None and self.leads:
+            Account(directory).fault(lost, lost.error, last_step(directory), str(lost.error.values["host"]))
 
     def _take(self, presence: Presence) -> RunDirectory:
         """The directory, waited for where a node that took part held it and is gone: its lease expires."""
@@ -300,8 +311,19 @@ class _Node:
             directory.check_beat()
             presence.check()
 
+        def elsewhere() -> PacelineError | None:
+            return _elsewhere(party, presence)
+
         try:
-            return run_attempt(attempt, Account(directory), self._limits, asked=asked, check=check, started=started)
+            return run_attempt(
+                attempt,
+                Account(directory),
+                self._limits,
+                asked=asked,
+                check=check,
+                elsewhere=elsewhere,
+                started=started,
+            )
         except PacelineError as error:
             if first:
                 party.share_error("port", error)
@@ -321,7 +343,9 @@ class _Node:
         try:
             heard = party.hear("next", self._longest_seconds, lambda: leader in presence.gone())
         except NotHeard:
-            say(f"paceline: node {leader} ({party.told[leader]['host']}), which led the run, is gone")
+            error = gone(leader, str(party.told[leader]["host"]))
+            say(f"paceline: {error.message}; it led the run")
+            self._untold = result._replace(error=error, rank=None, fault="node", evidence=None, traceback=None)
             return None
         return _follow(heard)
 
@@ -425,6 +449,18 @@ def _heard(party: Party, presence: Presence, rank: int, key: str, seconds: float
     except NotHeard:
         say(f"paceline: node {rank} ({party.told[rank]['host']}) is gone before it began")
         raise _Again from None
+
+
+def _elsewhere(party: Party, presence: Presence) -> PacelineError | None:
+    """What broke on another node, where this one's ranks may wait in vain for it: their connections need not tell."""
+    for rank in presence.gone():
+        return gone(rank, str(party.told[rank]["host"]))
+    for rank in presence.ended(_ECHO_SECONDS):
+        error = msgspec.convert(party.heard(ended_key(rank)), Report).error
+        # One that was asked to stop, or is done, has the others end their own work.
+        if error is not None and not isinstance(from_record(error), Preempted | Interrupted):
+            return from_record(error)
+    return None
 
 
 def _wanted(nodes: Procs | None) -> str:

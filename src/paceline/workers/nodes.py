@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -45,6 +46,7 @@ STORE_SECONDS = 20.0
 TELL_SECONDS = 60.0
 """What another node has to say next takes it no longer than this: it opens a directory, or starts its workers."""
 
+_LEAVE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Torch 2.13 publishes the address of a store that ranks share in its first round alone: a node that comes to a later one,
@@ -174,7 +176,7 @@ class Membership:
     def _round(self, told: Mapping[str, Any]) -> Party:
         while True:
             try:
-                info = self._handler.next_rendezvous()
+                info = bounded(self._handler.next_rendezvous, self._seconds + STORE_SECONDS)
                 break
             except RendezvousTimeoutError:
                 # Who waits at the door of nodes that train is a spare, and waits on.
@@ -182,7 +184,7 @@ class Membership:
                     raise self._too_few() from None
             except (RendezvousClosedError, RendezvousGracefulExitError):
                 raise RunOver from None
-            except RendezvousConnectionError:
+            except (RendezvousConnectionError, StoreLost):
                 raise lost_endpoint(self._endpoint) from None
         party = Party(info.rank, tuple({} for _ in range(info.world_size)), info.store)
         party.share(f"node-{info.rank}", dict(told))
@@ -205,12 +207,13 @@ class Membership:
     def leave(self) -> None:
         """Give no further sign of life: the others go on without this node. The rendezvous stays open for them."""
         # The engine's own shutdown would close the rendezvous for all.
-        self._handler._stop_heartbeats()
+        with contextlib.suppress(StoreLost):
+            bounded(self._handler._stop_heartbeats, _LEAVE_SECONDS)
 
     def end(self) -> None:
         """The run is over for all nodes: who waits or comes later is told so."""
         with contextlib.suppress(Exception):
-            self._handler.shutdown()
+            bounded(self._handler.shutdown, _LEAVE_SECONDS)
 
     def _are_running(self) -> bool:
         with contextlib.suppress(RendezvousError):
@@ -262,9 +265,35 @@ def called(call: Callable[[], T]) -> T:
         StoreLost: it does not answer.
     """
     try:
-        return call()
+        return bounded(call, STORE_SECONDS)
     except (RuntimeError, ValueError, OSError) as error:
         raise StoreLost(str(error).splitlines()[0]) from None
+
+
+def bounded(call: Callable[[], T], seconds: float) -> T:
+    """What a call of the engine gives, which would wait for ever for a host that has gone without a word, and hear no signal.
+
+    Raises:
+        StoreLost: it takes longer than `seconds`; its thread is left to itself.
+        BaseException: what it raised.
+    """
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(call())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="nodes' store", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise StoreLost(f"no answer within {format_seconds(seconds)}")
+    return done[0]
 
 
 def _store_of(host: str, port: int, seconds: float) -> tuple[TCPStore, bool]:

@@ -34,7 +34,7 @@ class Presence:
         self._others = [rank for rank in range(party.nodes) if rank != party.node_rank]
         now = time.monotonic()
         self._seen = dict.fromkeys(self._others, ("", now))
-        self._ended: set[int] = set()
+        self._ended: dict[int, float] = {}
         self._answered = now
         self._is_lost = False
         self._stop = threading.Event()
@@ -68,9 +68,9 @@ class Presence:
         late = now - self._gone_seconds
         return [rank for rank, (_, at) in self._seen.items() if at < late and rank not in self._ended]
 
-    def ended(self) -> set[int]:
-        """Nodes that have told how their attempt ended."""
-        return set(self._ended)
+    def ended(self, seconds: float) -> list[int]:
+        """Nodes that have told, so many seconds ago or earlier, how their attempt ended."""
+        return [rank for rank, at in list(self._ended.items()) if time.monotonic() - at > seconds]
 
     def _run(self) -> None:
         count = 0
@@ -91,7 +91,7 @@ class Presence:
             if text != self._seen[rank][0]:
                 self._seen[rank] = (text, time.monotonic())
             if rank not in self._ended and store.check([ended_key(rank)]):
-                self._ended.add(rank)
+                self._ended[rank] = time.monotonic()
         self.at_the_door = self._waiting()
         self._answered = time.monotonic()
 

@@ -78,6 +78,7 @@ def watch(
     out: IO[str] | None = None,
     log_dir: Path | None = None,
     check: Callable[[], object] = lambda: None,
+    elsewhere: Callable[[], PacelineError | None] = lambda: None,
     tells: bool = True,
     limits: Limits | None = None,
     act: bool = True,
@@ -99,11 +100,12 @@ def watch(
         act: False tells of a stall and goes on waiting.
         warn: told of what looks like a stall before it is acted on.
         check: called again and again; what it raises ends the workers at once and passes through.
+        elsewhere: called again and again; what broke on another host, where ranks of this one would wait in vain.
         tells: whether to print the traceback.
     """
     output = Output(out or sys.stderr, [worker.rank for worker in group.workers], log_dir)
     with group, Interrupts(asked) as interrupts, contextlib.closing(_Pipes(group, output)) as pipes:
-        watched = _Watch(group, output, pipes, interrupts, start_seconds, stop_seconds, check, tells)
+        watched = _Watch(group, output, pipes, interrupts, start_seconds, stop_seconds, check, elsewhere, tells)
         if limits is not None or stall_seconds is not None:
             watched.limit_is_given = limits is None or limits.fixed_seconds is not None
             watched.watchdog = Watchdog(
@@ -184,6 +186,7 @@ class _Watch:
         start_seconds: float | None,
         stop_seconds: float,
         check: Callable[[], object],
+        elsewhere: Callable[[], PacelineError | None],
         tells: bool,
     ) -> None:
         self.group = group
@@ -193,6 +196,7 @@ class _Watch:
         self.start_seconds = start_seconds
         self.stop_seconds = stop_seconds
         self.check = check
+        self.elsewhere = elsewhere
         self.tells = tells
         self.asked: str | None = None
         self.joined = start_seconds is None
@@ -213,6 +217,10 @@ class _Watch:
                 break
             if any(self._failed(worker) for worker in self.group.workers):
                 decision = self._failure()
+                break
+            if (error := self.elsewhere()) is not None:
+                decision = Decision(error, None, cause="consequence")
+                self._end()
                 break
             if decision := self._late(live):
                 self._end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -179,6 +180,24 @@ def test_before_the_first_step_it_leaves_at_once_and_twice_leaves_at_once(launch
     exits = [r["exit"] for r in read_records(run, kinds=("run_finished",))]
     assert exits == [130, 75, 75, 130]
     assert not list(read_records(run, kinds=("fault",))), "to be told to stop is no fault"
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.limit(120)
+def test_a_signal_while_a_compiler_runs_is_heard_at_once(launch: Launcher, text: Path) -> None:
+    words = [word for word in WORDS if not word.startswith("parallel.compile")]
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(text / "inductor")}
+    running = launch.start([*words, ENDLESS, "parallel.compile=true", "--procs", "2"], env=cache)
+    deadline = time.monotonic() + 80
+    while not any("cc1plus" in command for command in carrying(TOKEN, _token(running)).values()):
+        assert running.process.poll() is None and time.monotonic() < deadline, running.stderr
+        time.sleep(0.02)
+    began = time.monotonic()
+    running.signal(signal.SIGTERM)
+    done = running.wait(30)
+    assert done.returncode == 130 and time.monotonic() - began < 5.0, done.stderr
+    assert launch.left_over() == {}
 
 
 # R20

@@ -114,10 +114,14 @@ class Account:
             RunHeld: somebody else has the directory meanwhile.
         """
         self._directory.check_held()
-        seconds = time.monotonic() - result.failed_at
-        self._write(Restart(step=step, reason=reason, next_attempt=self._directory.attempt + 1, seconds=seconds))
+        self.restart(result, reason, step)
         self._directory.next_attempt()
         return time.time()
+
+    def restart(self, result: GroupResult, reason: str, step: int) -> None:
+        """That there will be another attempt, here or under another supervisor."""
+        seconds = time.monotonic() - result.failed_at
+        self._write(Restart(step=step, reason=reason, next_attempt=self._directory.attempt + 1, seconds=seconds))
 
     def end(self, error: PacelineError, step: int) -> None:
         """The verdict of the command, unless rank 0 has written it with more about it."""

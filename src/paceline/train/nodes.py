@@ -267,6 +267,10 @@ class _Node:
         run = _heard(party, presence, leader, "run", EXPIRES_SECONDS + TELL_SECONDS)
         if run.get("again"):
             raise _Again
+        if self.leads and self.directory is not None:
+            # It had been cut off, and the others went on: theirs is the run.
+            self.directory.release()
+            self.leads = False
         deadline = time.monotonic() + SEEN_SECONDS
         while True:
             try:
@@ -315,14 +319,9 @@ class _Node:
             return _elsewhere(party, presence)
 
         try:
+            account = Account(directory)
             return run_attempt(
-                attempt,
-                Account(directory),
-                self._limits,
-                asked=asked,
-                check=check,
-                elsewhere=elsewhere,
-                started=started,
+                attempt, account, self._limits, asked=asked, check=check, elsewhere=elsewhere, started=started
             )
         except PacelineError as error:
             if first:
@@ -377,6 +376,7 @@ class _Node:
         if found.kind == "meet":
             _tell(party, 0.0)
             if leaving is not None:
+                account.restart(result, found.reason, last_step(directory))
                 return End(result.error or interrupted(leaving, [], None))
             say(f"paceline: {found.reason}")
             self._launched = account.next_attempt(result, found.reason, last_step(directory))

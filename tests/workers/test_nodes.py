@@ -116,6 +116,19 @@ def test_a_node_that_falls_silent_is_gone_unless_it_has_told_its_end(
         one.leave()
 
 
+def test_a_supervisor_that_was_itself_stopped_takes_nobody_for_lost(endpoint: str) -> None:
+    one = member(endpoint, Procs(1))
+    subject = presence(one.meet({}), one)
+    now = time.monotonic()
+    # Its thread is not started: nothing is heard.
+    subject._answered, subject._checked = now - 60.0, now - 59.0
+    subject.check()
+    subject._answered = now - 60.0
+    with pytest.raises(Stalled, match="does not answer"):
+        subject.check()
+    one.leave()
+
+
 def test_too_few_nodes_are_told_with_both_numbers(endpoint: str) -> None:
     with pytest.raises(Stalled, match=r"fewer than 2 nodes came to .* within 2.00 s") as raised:
         member(endpoint, parse_procs("2:3"), seconds=2.0).meet({})

@@ -13,6 +13,7 @@ from paceline.errors import Stalled
 from paceline.workers.nodes import STORE_SECONDS, Party
 
 BEAT_SECONDS = 0.5
+GAP_SECONDS = 2.0
 
 
 class Presence:
@@ -35,7 +36,7 @@ class Presence:
         now = time.monotonic()
         self._seen = dict.fromkeys(self._others, ("", now))
         self._ended: dict[int, float] = {}
-        self._answered = now
+        self._answered = self._checked = now
         self._is_lost = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
@@ -51,12 +52,17 @@ class Presence:
         self._stop.set()
 
     def check(self) -> None:
-        """Make sure that the nodes can still speak with each other.
+        """Make sure that the nodes can still speak with each other. To be called some times a second.
 
         Raises:
             Stalled: the host of the endpoint is gone.
         """
-        if self._is_lost or time.monotonic() - self._answered > STORE_SECONDS:
+        now = time.monotonic()
+        gap, self._checked = now - self._checked, now
+        if gap > GAP_SECONDS:
+            # This process itself did not run: that nobody was heard meanwhile says nothing.
+            self._answered = max(self._answered, now)
+        if self._is_lost or now - self._answered > STORE_SECONDS:
             raise self._lost()
 
     def gone(self) -> list[int]:

@@ -12,6 +12,8 @@ from paceline.job.load import load_job
 from paceline.run.control import Control, ask_procs
 from paceline.train.elastic import Ranks, resolve_range
 from paceline.units import Procs, parse_procs
+from paceline.workers.affinity import RankCpus
+from paceline.workers.start import plan_here
 from paceline.workers.watch import GroupResult
 from tests.cli.job import SMALL
 from tests.train.attempts import HOST
@@ -52,6 +54,34 @@ def test_asked_for_ranks_come_with_the_next_attempt(tmp_path: Path, monkeypatch:
     assert subject.resized(ended(Preempted("saved"), how)) == "control/procs: 2 ranks instead of 4"
     assert subject.procs == 2 and subject.resolved.batch.accumulation * subject.resolved.batch.microbatch == 6
     assert not (tmp_path / "control" / "procs").exists() and said == []
+
+
+def test_who_is_slow_is_left_out_with_its_device_or_its_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.run.control.LOOK_SECONDS", 0.0)
+    for gpus in (True, False):
+        subject, _ = ranks(tmp_path, gpus=gpus)
+        subject.started([RankCpus((2 * rank, 2 * rank + 1), 2, True) for rank in range(4)])
+        ask_procs(tmp_path, 3, without=1)
+        how = subject.asked()
+        assert how == "control/procs = 3 without 1"
+        reason = subject.resized(ended(Preempted("saved"), how))
+        assert reason == "control/procs: 3 ranks instead of 4, without rank 1" and subject.procs == 3
+        assert subject.environment == ({"CUDA_VISIBLE_DEVICES": "4,6,7"} if gpus else {})
+        assert subject.avoided_cpus == (frozenset() if gpus else {2, 3})
+    # Who asks for more again may need them.
+    ask_procs(tmp_path, 4)
+    assert subject.resized(ended(Preempted("saved"), subject.asked())) and subject.avoided_cpus == frozenset()
+
+
+def test_workers_are_kept_off_avoided_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.workers.affinity.allowed_cpus", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr("paceline.workers.affinity.cpu_quota", lambda: None)
+    (alone,) = plan_here(1, avoided={1})
+    assert alone.pinned and alone.cpus == (0, 2, 3)
+    assert [one.cpus for one in plan_here(3, avoided={1})] == [(0,), (2,), (3,)]
+    assert not plan_here(1, avoided={0, 1, 2, 3})[0].pinned, "nothing would be left"
 
 
 def test_who_wants_to_stop_comes_before_who_wants_other_ranks(tmp_path: Path) -> None:

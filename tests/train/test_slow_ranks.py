@@ -91,7 +91,7 @@ def test_the_facts_of_a_window_cost_less_than_a_hundredth_of_a_step() -> None:
     assert statistics.median(spent) < COST_SHARE * 0.035
 
 
-@pytest.mark.parametrize(("policy", "asked"), [("report", None), ("restart-without", "1")])
+@pytest.mark.parametrize(("policy", "asked"), [("report", None), ("restart-without", "1 without 1")])
 def test_a_slow_rank_is_on_record_and_said_and_left_out_where_that_is_the_policy(
     tmp_path: Path, policy: str, asked: str | None
 ) -> None:
@@ -113,8 +113,8 @@ def test_a_slow_rank_is_on_record_and_said_and_left_out_where_that_is_the_policy
 def test_a_window_says_what_its_rank_did() -> None:
     facts = WindowFacts(torch.device("cpu"))
     began = time.process_time()
-    while time.process_time() - began < 0.05:
+    while time.process_time() - began < 0.4:
         pass
     told = facts.since_last()
-    assert 0.05 <= told["cpu_seconds"] < 5.0 and 0.0 < told["probe_seconds"] < 1.0
+    assert 0.4 <= told["cpu_seconds"] < 5.0 and 0.0 < told["probe_seconds"] < 1.0
     assert facts.since_last()["cpu_seconds"] < told["cpu_seconds"]

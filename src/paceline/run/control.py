@@ -2,7 +2,7 @@
 
     control/stop     save after the step that is being made, and end (exit code 75)
     control/save     save after the step that is being made, and go on
-    control/procs    go on with the number of ranks in it (where the run was started with a range)
+    control/procs    go on with the number of ranks in it (where the run was started with a range): `3`, or `3 without 1`
 
 The run removes a file once it has done what it asks. What stands there from before a start is void.
 """
@@ -126,9 +126,13 @@ def ask(path: Path, name: str, text: str = "") -> Path:
     return file
 
 
-def ask_procs(path: Path, procs: int) -> Path:
-    """Ask the run in `path` to go on with `procs` local ranks; see `ask`."""
-    return ask(path, PROCS, str(procs))
+def ask_procs(path: Path, procs: int, without: int | None = None) -> Path:
+    """Ask the run in `path` to go on with `procs` local ranks; see `ask`.
+
+    Args:
+        without: a rank whose device, or whose processors, are not used any more.
+    """
+    return ask(path, PROCS, f"{procs}" if without is None else f"{procs} without {without}")
 
 
 def withdraw(path: Path, name: str) -> None:

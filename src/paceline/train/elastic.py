@@ -4,8 +4,9 @@ suspect. The global batch, the samples and their order stay; micro-batch, accumu
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.cluster.probe import Host, probe_host
 from paceline.errors import Interrupted, JobError, Preempted, Stalled
@@ -13,9 +14,11 @@ from paceline.job.load import Job
 from paceline.job.resolve import Resolved, resolve_job
 from paceline.run.control import PROCS, Control
 from paceline.units import Procs
+from paceline.workers.affinity import RankCpus
 from paceline.workers.watch import GroupResult
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ASKED = re.compile(r"(\d+)(?: without (\d+))?")
 STALLS = 2
 """Times that one rank stalls before its device is left out."""
 
@@ -92,6 +95,7 @@ class Ranks:
     Attributes:
         resolved: the job as the next attempt runs it.
         environment: variables of its workers beside this process's own.
+        avoided_cpus: processors that its workers are kept off.
     """
 
     def __init__(
@@ -105,25 +109,33 @@ class Ranks:
     ) -> None:
         self.resolved = next(iter(range_.values()))
         self.environment: dict[str, str] = {}
+        self.avoided_cpus: frozenset[int] = frozenset()
+        self._cpus: list[RankCpus] = []
         self._range, self._control, self._say = dict(range_), control, say
         self._without_suspects = without_suspects
         self._visible = _devices(environment.get(VISIBLE), self.resolved.host)
         self._stalls: Counter[int] = Counter()
-        self._wanted: int | None = None
+        self._wanted: tuple[int, int | None] | None = None
 
     @property
     def procs(self) -> int:
         return self.resolved.layout.world_size
+
+    def started(self, cpus: Sequence[RankCpus]) -> None:
+        """An attempt has started on these processors."""
+        self._cpus = list(cpus)
 
     def asked(self) -> str | None:
         """How another number of ranks was asked for, while it is; what cannot be met is said and removed."""
         if not self._control.asked(PROCS):
             return None
         text = self._control.text(PROCS)
-        wanted = int(text) if text.isdecimal() else None
+        found = _ASKED.fullmatch(text)
+        wanted = int(found[1]) if found else None
+        without = int(found[2]) if found and found[2] else None
         if wanted is not None and wanted in self._range and wanted != self.procs and self._has_devices(wanted):
-            self._wanted = wanted
-            return f"control/{PROCS} = {wanted}"
+            self._wanted = wanted, without
+            return f"control/{PROCS} = {text}"
         if wanted == self.procs:
             why = "that many there are"
         elif len(self._range) == 1:
@@ -143,8 +155,15 @@ class Ranks:
             return None
         if problem := self._control.done(PROCS):
             self._say(problem)
-        reason = f"control/{PROCS}: {_ranks(wanted)} instead of {self.procs}"
-        self.resolved = self._range[wanted]
+        procs, without = wanted
+        reason = f"control/{PROCS}: {_ranks(procs)} instead of {self.procs}"
+        if procs > self.procs:
+            # All that there is may be needed.
+            self.avoided_cpus = frozenset()
+        if without is not None and procs < self.procs:
+            self._leave_out(without)
+            reason += f", without rank {without}"
+        self.resolved = self._range[procs]
         return reason
 
     def without(self, result: GroupResult) -> list[str]:
@@ -161,13 +180,19 @@ class Ranks:
             return []
         why = "did not start" if at_start else f"stalled {self._stalls[suspect]} times"
         said = f"paceline: rank {suspect} {why}: {_ranks(self.procs - 1)} instead of {self.procs}"
-        if suspect < len(self._visible):
-            del self._visible[suspect]
-            self.environment[VISIBLE] = ",".join(self._visible)
+        self._leave_out(suspect)
         # Ranks are numbered anew.
         self._stalls.clear()
         self.resolved = self._range[self.procs - 1]
         return [said]
+
+    def _leave_out(self, rank: int) -> None:
+        """Its device is not used any more; without one, its processors, where it had its own."""
+        if rank < len(self._visible):
+            del self._visible[rank]
+            self.environment[VISIBLE] = ",".join(self._visible)
+        elif not self._visible and rank < len(self._cpus) and self._cpus[rank].pinned:
+            self.avoided_cpus |= set(self._cpus[rank].cpus)
 
     def _has_devices(self, procs: int) -> bool:
         return self.resolved.host.device_kind == "cpu" or procs <= len(self._visible)

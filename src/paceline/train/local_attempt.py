@@ -28,6 +28,7 @@ class Attempt(NamedTuple):
     words: the command line words that made the job, which the workers parse again.
     procs: ranks on this host.
     environment: variables of the workers beside this process's own.
+    avoided_cpus: processors that they are kept off.
     opens: whether it says what it runs on; others before it have not.
     port: where all meet; None for a free one, on node 0.
     is_leader: whether this host keeps the records of the run.
@@ -39,6 +40,7 @@ class Attempt(NamedTuple):
     procs: int
     launched: float
     environment: Mapping[str, str] = {}
+    avoided_cpus: frozenset[int] = frozenset()
     opens: bool = True
     place: Place = ALONE
     port: int | None = None
@@ -66,7 +68,10 @@ def run_attempt(
     """
     job = attempt.resolved.job
     # Beside each rank its loader's processes, and on the host the writer of checkpoints.
-    cpus = plan_here(attempt.procs, job.launch.threads, job.launch.affinity == "auto", helpers=job.data.workers + 1)
+    cpus = plan_here(
+        attempt.procs, job.launch.threads, job.launch.affinity == "auto", helpers=job.data.workers + 1,
+        avoided=attempt.avoided_cpus,
+    )  # fmt: skip
     env = {**os.environ, **attempt.environment, **worker_environment(attempt.directory, attempt.launched)}
     quota = affinity.cpu_quota()
     with start(

@@ -107,8 +107,13 @@ def _until_the_end(
         if opens:
             write_atomic(directory.plan_file, json.dumps(plan(ranks.resolved), indent=1))
         limits.next_attempt()
-        attempt = Attempt(ranks.resolved, directory, words, ranks.procs, launched, ranks.environment, opens)
-        result = run_attempt(attempt, account, limits, asked=ranks.asked, check=directory.check_beat)
+        attempt = Attempt(
+            ranks.resolved, directory, words, ranks.procs, launched, ranks.environment, ranks.avoided_cpus, opens
+        )
+        result = run_attempt(
+            attempt, account, limits, asked=ranks.asked, check=directory.check_beat,
+            started=lambda group: ranks.started(group.plan),
+        )  # fmt: skip
         if result.error is not None and result.error.values.get("sure") is False:
             limits.doubt_was_costly()
         ended = attempt_of(result, directory)

@@ -33,7 +33,7 @@ def stragglers_watched(
                 writer.write(found)
             say(f"paceline: {described(found)}")
             if policy == "restart-without" and found.rank is not None and layout.world_size > 1:
-                ask_procs(directory.path, layout.world_size - 1)
+                ask_procs(directory.path, layout.world_size - 1, found.rank)
 
         stack.enter_context(StragglerWatch(directory.path, directory.attempt, alike(layout), told))
         yield

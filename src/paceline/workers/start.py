@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.errors import JobError
@@ -151,16 +151,23 @@ def _listening(place: Place, port: int | None) -> contextlib.AbstractContextMana
     return ports.listen(port, "" if place.nodes > 1 else ports.LOOPBACK)
 
 
-def plan_here(procs: int, threads: int | None = None, pin: bool = True, helpers: int = 0) -> list[RankCpus]:
+def plan_here(
+    procs: int, threads: int | None = None, pin: bool = True, helpers: int = 0, avoided: Collection[int] = ()
+) -> list[RankCpus]:
     """The CPUs of `procs` ranks on this host, out of those that this process may use, near each rank's device.
 
     Args:
         helpers: processes beside each rank that CPUs are left for.
+        avoided: CPUs that are not used, as long as there are others.
     """
-    return affinity.plan_affinity(
-        procs, affinity.allowed_cpus(), affinity.cpu_quota(), threads,
+    allowed = affinity.allowed_cpus()
+    kept = [cpu for cpu in allowed if cpu not in avoided] or list(allowed)
+    plan = affinity.plan_affinity(
+        procs, kept, affinity.cpu_quota(), threads,
         pin=pin, order=affinity.core_order(), helpers=helpers, near=near.device_cpus(procs),
     )  # fmt: skip
+    # Ranks that share what is kept must be held to it too.
+    return [one._replace(pinned=True) for one in plan] if len(kept) < len(allowed) else plan
 
 
 def _start_one(

@@ -14,6 +14,7 @@ import pytest
 
 from paceline.checkpoint.places import find_one
 from paceline.report.summary import summarise
+from paceline.run.control import ask_procs
 from paceline.run.records import read_records
 from tests.cli.job import SMALL, TEXT
 from tests.pool.launch import Launcher
@@ -83,6 +84,22 @@ def test_every_rank_of_an_automatic_layout_runs_what_the_planner_chose(launch: L
     assert stored["parallel"]["layout"] == "given", "the resolved job holds numbers"
     again = launch(words)
     assert again.returncode == 0 and "this run is done" in again.stderr
+
+
+def test_an_automatic_layout_is_planned_anew_for_each_number_of_a_range(launch: Launcher, text: Path) -> None:
+    words = ["train", *SMALL, "run.steps=1000000", "parallel.layout=auto", "run.log_every=1", "--procs", "1:2"]
+    running = launch.start(words)
+    running.until("step 3/", timeout=60)
+    ask_procs(text / "runs" / "default", 1)
+    running.until("control/procs = 1: stopping")
+    running.until("attempt 2: one rank", timeout=30)
+    deadline = time.monotonic() + 40
+    while len(started := list(read_records(text / "runs" / "default", kinds=("run_started",)))) < 2:
+        assert time.monotonic() < deadline and running.process.poll() is None, running.stderr[-3000:]
+        time.sleep(0.1)
+    running.signal(signal.SIGTERM)
+    assert running.wait(30).returncode == 75
+    assert [one["world_size"] for one in started] == [2, 1]
 
 
 def test_a_held_directory_is_refused_and_ctrl_c_saves(launch: Launcher, text: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.errors import JobError, PacelineError, Preempted, Stalled, WorkerFailed
-from paceline.job.load import load_job
+from paceline.errors import PacelineError, Preempted, Stalled, WorkerFailed
+from paceline.job.load import Job, load_job
 from paceline.run.control import Control, ask_procs
-from paceline.train.elastic import Ranks, resolve_range
+from paceline.train.elastic import Ranks, resolve_nodes, resolve_range
 from paceline.units import Procs, parse_procs
 from paceline.workers.affinity import RankCpus
 from paceline.workers.start import plan_here
@@ -125,9 +125,17 @@ def test_no_rank_is_left_out_unless_the_job_says_so(tmp_path: Path) -> None:
         assert not subject.without(ended(Stalled("no progress"), rank=1))
 
 
-def test_a_layout_that_is_planned_for_one_number_has_no_range() -> None:
-    job = load_job(None, [*SMALL, "parallel.layout=auto", "launch.procs_per_node=2:2"])
-    assert list(resolve_range(job, HOST)) == [2]
-    job = load_job(None, [*SMALL, "parallel.layout=auto", "launch.procs_per_node=1:2"])
-    with pytest.raises(JobError, match="1:2 is a range"):
-        resolve_range(job, HOST)
+def test_a_planned_layout_is_planned_for_each_number() -> None:
+    words = [*SMALL, "launch.procs_per_node=1:2"]
+    asked: list[tuple[int, int]] = []
+
+    def planned(procs: int, nodes: int) -> Job:
+        asked.append((procs, nodes))
+        return load_job(None, [*words, f"parallel.tp={procs * nodes}", "parallel.layout=given"])
+
+    job = load_job(None, [*words, "parallel.layout=auto"])
+    found = resolve_range(job, HOST, planned)
+    assert [one.layout.tp for one in found.values()] == [2, 1] and asked == [(2, 1), (1, 1)]
+    several = [*SMALL, "launch.procs_per_node=1", "launch.nodes=1:2", "launch.rendezvous=a:1", "parallel.layout=auto"]
+    hosts = resolve_nodes(load_job(None, several), 1, HOST, planned)
+    assert [one.layout.tp for one in hosts.values()] == [2, 1] and asked[2:] == [(1, 2), (1, 1)]

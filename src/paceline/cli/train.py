@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from paceline.cli import print_document, say
     from paceline.cli.job_words import worker_words
-    from paceline.cli.planned import planned_job
+    from paceline.cli.planned import planned_job, planner_of
     from paceline.workers.environment import is_worker
 
     job, chosen = planned_job(args)
@@ -41,12 +41,14 @@ def run(args: argparse.Namespace) -> int:
         return int(importlib.import_module("paceline.train.worker").run_worker(job, _plan_here, _write_report))
     if args.explain:
         from paceline.cli.explain import explain
-        from paceline.job.resolve import resolve_here
+        from paceline.cluster.probe import probe_host
+        from paceline.job.resolve import procs_here, resolve_here
 
-        return explain(resolve_here(job), as_json=args.json)
+        most = planner_of(args, job)(procs_here(job, probe_host()), int(job.launch.nodes or 1))
+        return explain(resolve_here(most), as_json=args.json)
     from paceline.train.run import supervise
 
-    summary = supervise(job, worker_words(args), _plan_here, _write_report)
+    summary = supervise(job, worker_words(args), _plan_here, _write_report, planner_of(args, job))
     if args.json:
         print_document("train", summary)
     return int(summary["exit"])

@@ -23,31 +23,36 @@ STALLS = 2
 """Times that one rank stalls before its device is left out."""
 
 
-def resolve_range(job: Job, host: Host | None = None) -> dict[int, Resolved]:
+JobFor = Callable[[int, int], Job]
+"""Of so many ranks on each of so many hosts: the job, with the layout that is planned for them."""
+
+
+def resolve_range(job: Job, host: Host | None = None, job_for: JobFor | None = None) -> dict[int, Resolved]:
     """The job for every number of local ranks that it may have, the largest first, which it starts with.
 
     Raises:
         JobError: it contradicts itself under one of them, with the reason for each.
     """
     host = host or probe_host()
-    asked = job.launch.procs_per_node or Procs(host.default_procs)
-    return _resolve_each(job, asked, "launch.procs_per_node", lambda procs: resolve_job(job, procs, host))
+    asked, made = job.launch.procs_per_node or Procs(host.default_procs), job_for or (lambda procs, nodes: job)
+    return _resolve_each(asked, "launch.procs_per_node", lambda procs: resolve_job(made(procs, 1), procs, host))
 
 
-def resolve_nodes(job: Job, procs: int, host: Host) -> dict[int, Resolved]:
+def resolve_nodes(job: Job, procs: int, host: Host, job_for: JobFor | None = None) -> dict[int, Resolved]:
     """The job for every number of hosts that it may have, each with `procs` ranks, the largest first.
 
     Raises:
         JobError: see `resolve_range`.
     """
-    asked = job.launch.nodes or Procs(1)
+    asked, made = job.launch.nodes or Procs(1), job_for or (lambda procs, nodes: job)
     return _resolve_each(
-        job, asked, "launch.nodes", lambda nodes: resolve_job(job, nodes * procs, host, ranks_per_host=procs), procs
-    )
+        asked, "launch.nodes",
+        lambda nodes: resolve_job(made(procs, nodes), nodes * procs, host, ranks_per_host=procs), procs,
+    )  # fmt: skip
 
 
 def _resolve_each(
-    job: Job, asked: Procs, key: str, resolve: Callable[[int], Resolved], ranks_each: int = 1
+    asked: Procs, key: str, resolve: Callable[[int], Resolved], ranks_each: int = 1
 ) -> dict[int, Resolved]:
     found: dict[int, Resolved] = {}
     refused: dict[int, JobError] = {}
@@ -60,13 +65,6 @@ def _resolve_each(
             refused[count * ranks_each] = error
     if refused:
         raise _cannot_hold(asked, key, refused, sorted(count * ranks_each for count in found))
-    if asked.least < asked and job.parallel.layout == "auto":
-        raise JobError(
-            f"layout = auto plans for one number of ranks, and {asked} is a range",
-            key="parallel.layout",
-            values={key: str(asked)},
-            hint="Name the degrees, such as parallel.dp_replicate=-1 for all ranks, or give one number of ranks.",
-        )
     return found
 
 

@@ -27,7 +27,7 @@ from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.run.lease import EXPIRES_SECONDS
 from paceline.train.attempts import Account, attempt_of, last_step, restart_line, summary, traceback_lines
-from paceline.train.elastic import resolve_nodes
+from paceline.train.elastic import JobFor, resolve_nodes
 from paceline.train.local_attempt import Attempt, run_attempt, say
 from paceline.train.node_outcome import GONE_SECONDS, Follows, Report, follows, gone
 from paceline.train.requests import with_what_stands
@@ -54,8 +54,9 @@ _OWN_KEYS = ("launch.threads", "launch.affinity", "launch.port")
 
 
 def supervise_nodes(
-    job: Job, words: list[str], plan: Callable[[Resolved], dict[str, Any]], report: Callable[[Path], object]
-) -> dict[str, Any]:
+    job: Job, words: list[str], plan: Callable[[Resolved], dict[str, Any]], report: Callable[[Path], object],
+    job_for: JobFor | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Train the job with the workers of this host and those of others.
 
     Args:
@@ -63,6 +64,7 @@ def supervise_nodes(
         words: the command line words that made it, which the workers parse again.
         plan: what is predicted for a resolved job, for `plan.json`.
         report: writes the run's report, on the host that kept the records.
+        job_for: the job with the layout that is planned for a number of ranks, where it asks for that.
 
     Returns:
         The summary of `train --json`, less its schema.
@@ -72,7 +74,7 @@ def supervise_nodes(
     """
     host = probe_host()
     procs = procs_here(job, host)
-    sizes = resolve_nodes(job, procs, host)
+    sizes = resolve_nodes(job, procs, host, job_for)
     endpoint, start = str(job.launch.rendezvous), float(job.recovery.start_timeout)
     with raising():
         say(f"paceline: meeting {_wanted(job.launch.nodes)} at {endpoint}")

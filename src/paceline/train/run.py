@@ -20,7 +20,7 @@ from paceline.run.control import Control
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.train.attempts import Account, attempt_of, last_step, restart_line, summary, traceback_lines
-from paceline.train.elastic import Ranks, resolve_range
+from paceline.train.elastic import JobFor, Ranks, resolve_range
 from paceline.train.local_attempt import Attempt, run_attempt, say
 from paceline.train.requests import with_what_stands
 from paceline.train.shared_run import open_run
@@ -31,8 +31,9 @@ from paceline.workers.supervise import End, Supervision
 
 
 def supervise(
-    job: Job, words: list[str], plan: Callable[[Resolved], dict[str, Any]], report: Callable[[Path], object]
-) -> dict[str, Any]:
+    job: Job, words: list[str], plan: Callable[[Resolved], dict[str, Any]], report: Callable[[Path], object],
+    job_for: JobFor | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Train the job in local worker processes, beside those of other hosts where it asks for several.
 
     Args:
@@ -40,6 +41,7 @@ def supervise(
         words: the command line words that made it, which the workers parse again.
         plan: what is predicted for a resolved job, for `plan.json`.
         report: writes the run's report and says where.
+        job_for: the job with the layout that is planned for a number of ranks, where it asks for that.
 
     Returns:
         The summary of `train --json`, less its schema.
@@ -49,12 +51,11 @@ def supervise(
     """
     if int(job.launch.nodes or 1) > 1:
         # By name: nodes meet over the engine's store, and its import is spared where there is one.
-        document: dict[str, Any] = importlib.import_module("paceline.train.nodes").supervise_nodes(
-            job, words, plan, report
-        )
+        nodes = importlib.import_module("paceline.train.nodes")
+        document: dict[str, Any] = nodes.supervise_nodes(job, words, plan, report, job_for)
         return document
     launched = time.time()
-    sizes = resolve_range(job)
+    sizes = resolve_range(job, job_for=job_for)
     resolved = next(iter(sizes.values()))
     # What is not watched is left at the first request: the start of workers, and the wait before it.
     with raising(), open_run(resolved) as directory:

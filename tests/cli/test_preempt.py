@@ -18,7 +18,7 @@ from paceline.checkpoint.storage import open_storage
 from paceline.run.records import latest_steps, read_records
 from tests.cli.job import SMALL, TEXT
 from tests.pool.launch import TOKEN, Completed, Launcher, Running
-from tests.pool.proc import carrying
+from tests.pool.proc import carrying, environment
 
 WORDS = [
     "train", *SMALL, "parallel.compile=false", "parallel.precision=fp32", "model.dropout=0.1", "optimizer.schedule=constant",
@@ -54,22 +54,14 @@ def workers(running: Running) -> list[int]:
     """Process ids by rank."""
     found = {}
     for pid in carrying(TOKEN, _token(running)):
-        environment = dict(_environment(pid))
-        if environment.get("PACELINE_PARENT_PID") == str(running.process.pid) and _parent(pid) == running.process.pid:
-            found[int(environment["RANK"])] = pid
+        variables = environment(pid)
+        if variables.get("PACELINE_PARENT_PID") == str(running.process.pid) and _parent(pid) == running.process.pid:
+            found[int(variables["RANK"])] = pid
     return [found[rank] for rank in sorted(found)]
 
 
 def _token(running: Running) -> str:
-    return dict(_environment(running.process.pid))[TOKEN]
-
-
-def _environment(pid: int) -> list[tuple[str, str]]:
-    try:
-        pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []
-    return [(name, value) for name, _, value in (pair.partition("=") for pair in pairs if pair)]
+    return environment(running.process.pid)[TOKEN]
 
 
 def _parent(pid: int) -> int:
@@ -226,9 +218,9 @@ def test_ranks_of_torchrun_save_together_without_a_supervisor(launch: Launcher, 
     running = launch.start(words, module="torch.distributed.run")
     running.until("step 3/", timeout=60)
     ranks = {
-        dict(_environment(pid))["RANK"]: pid
+        environment(pid)["RANK"]: pid
         for pid, command in carrying(TOKEN, launch.token).items()
-        if "paceline train" in command and "RANK" in dict(_environment(pid))
+        if "paceline train" in command and "RANK" in environment(pid)
     }
     os.kill(running.process.pid if whom == "torchrun" else ranks["1"], signal.SIGTERM)
     done = running.wait(40)

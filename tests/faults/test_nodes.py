@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import socket
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.job import SMALL, TEXT
-from tests.pool.launch import Launcher, Running
+from tests.pool.launch import TOKEN, Launcher, Running
+from tests.pool.proc import carrying, environment
 from tests.train.attempts import left
 
 from paceline.run.records import read_records
@@ -177,3 +179,26 @@ def test_what_contradicts_itself_is_refused_on_all_nodes(launch: Launcher, text:
         [*WORDS, "launch.nodes=2", "launch.rendezvous=192.0.2.1:29400", "recovery.start_timeout=2s", "--json"]
     )
     assert nobody.returncode == 78 and "nobody serves 192.0.2.1:29400" in nobody.stdout
+
+
+# R12
+@pytest.mark.limit(120)
+def test_a_stopped_rank_is_named_by_its_own_node_and_told_on_all(launch: Launcher, text: Path) -> None:
+    nodes = Nodes(launch, text, "2")
+    pair = [nodes.start("run.steps=1000000"), nodes.start("run.steps=1000000")]
+    nodes.steps_of(1)
+    while len(list(read_records(nodes.run, kinds=("step",)))) < 20:
+        time.sleep(0.1)
+    found = carrying(TOKEN, launch.token).items()
+    (rank_1,) = (pid for pid, command in found if ".boot" in command and environment(pid)["RANK"] == "1")
+    os.kill(rank_1, signal.SIGSTOP)
+    began = time.monotonic()
+    nodes.steps_of(2)
+    print(f"on again after {time.monotonic() - began:.1f} s")
+    for one in pair:
+        one.signal(signal.SIGTERM)
+    done = [one.wait(60) for one in pair]
+    assert [one.returncode for one in done] == [75, 75], done[0].stderr + done[1].stderr
+    (fault,) = read_records(nodes.run, kinds=("fault",))
+    assert (fault["kind_of_fault"], fault["rank"]) == ("stopped", 1) and "rank 1" in fault["message"]
+    assert launch.left_over() == {}

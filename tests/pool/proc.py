@@ -45,3 +45,12 @@ def carrying(variable: str, value: str) -> dict[int, str]:
         if entry in environment and int(folder.name) != os.getpid():
             found[int(folder.name)] = command
     return found
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none where it is gone."""
+    try:
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs if pair)}

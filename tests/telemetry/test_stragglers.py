@@ -11,6 +11,7 @@ import pytest
 
 from paceline.parallel.layout import Layout
 from paceline.run.records import RecordWriter, Straggler, Summary, Window
+from paceline.telemetry import straggler_watch
 from paceline.telemetry.straggler_watch import StragglerWatch
 from paceline.telemetry.stragglers import THRESHOLD, Finding, find, score, work_of
 from paceline.train.stragglers import alike, described
@@ -132,15 +133,21 @@ def test_a_slow_network_on_one_host_names_no_rank() -> None:
     assert (found.rank, found.cause) == (None, "link")
 
 
-def test_the_watch_reads_windows_as_they_are_written_and_tells_each_straggler_once(tmp_path: Path) -> None:
+def test_the_watch_reads_windows_as_they_are_written_and_tells_each_straggler_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[Straggler] = []
+    # One that comes and goes is told again after 4 windows, then not for 8.
+    monkeypatch.setattr(straggler_watch, "QUIET_WINDOWS", 4)
     watch = StragglerWatch(tmp_path, 1, [[0, 1]], told.append)
     with RecordWriter(tmp_path, 1, name="rank0") as one, RecordWriter(tmp_path, 1, name="rank1") as two:
         # The first window warms up: however slow a rank is in it, it does not count.
-        for last, slow in ((10, 0.09), (20, 0.05), (30, 0.05), (40, 0.05), (50, 0.02), (60, 0.05), (70, 0.05)):
+        slow, sound = 0.05, 0.02
+        course = [slow, slow, slow, sound, slow, slow, sound, slow, slow]
+        for last, own in zip(range(10, 110, 10), (0.09, *course), strict=True):
             one.write(window(0, rank_parts(0.02, 0.03), last))
             watch.look()
-            two.write(window(1, rank_parts(slow, 0.001), last))
+            two.write(window(1, rank_parts(own, 0.001), last))
             watch.look()
             assert len(told) == (0 if last < 30 else 1 if last < 70 else 2)
     assert [(t.rank, t.cause, t.step) for t in told] == [(1, "compute", 30), (1, "compute", 70)]

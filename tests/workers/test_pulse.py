@@ -190,6 +190,19 @@ def test_work_is_told_of_first_and_that_it_went_on(monkeypatch: pytest.MonkeyPat
     assert stall is not None and 9.2 <= played.now - played.beats[1].time < 12.0
 
 
+def test_ranks_that_all_wait_for_another_host_are_left_to_its_own_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended_after(**options: bool) -> float:
+        played = Played(monkeypatch, **options)
+        monkeypatch.setattr(played, "_view", lambda rank: Played._view(played, 0)._replace(rank=rank))
+        stall = played.until(900.0)
+        assert stall is not None and stall.finding.kind == "link"
+        return played.now - played.beats[0].time
+
+    assert ended_after() < 12.0
+    # Longer than what is in doubt, or works, may take there.
+    assert ended_after(others=True) > 1.5 * 10.0 * 2.3
+
+
 def test_log_only_never_acts(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, act=False)
     assert played.until(300.0) is None

@@ -256,7 +256,9 @@ class Saver:
     def _send(self, message: msgspec.Struct | None) -> None:
         try:
             if message is not None:
-                self._host.send(message)
+                # A writer that does not read is the storage's matter, and ends by its timeout.
+                with heartbeat.waiting("handing a save to its writer", self._timeout):
+                    self._host.send(message)
         except Closed:
             self._pump()
 

@@ -17,6 +17,7 @@ from paceline.run.records import Straggler
 from paceline.telemetry.stragglers import Finding, Work, find, work_of
 
 LOOK_SECONDS = 0.5
+QUIET_WINDOWS = 20
 
 
 class StragglerWatch:
@@ -25,7 +26,8 @@ class StragglerWatch:
     Args:
         run_dir, attempt: whose windows are read.
         like: groups of ranks that do the same work.
-        told: called once for each straggler, and again once it had been like its peers in between.
+        told: called once for each straggler, and again once it had been like its peers in between: not before `QUIET_WINDOWS`,
+            then twice as many, and so on, since a machine that is shared slows its ranks by turns.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class StragglerWatch:
         self._windows: list[Mapping[int, Work]] = []
         self._first: int | None = None
         self._known: set[tuple[int | None, str]] = set()
+        self._quiet: dict[tuple[int | None, str], tuple[int, int]] = {}
+        """By straggler: the window from which it may be told again, and for how many it is quiet after that."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stragglers", daemon=True)
 
@@ -102,9 +106,12 @@ class StragglerWatch:
             self._judge(step)
 
     def _judge(self, step: int) -> None:
-        found = find(self._windows, self._like)
+        found, now = find(self._windows, self._like), len(self._windows)
         for one in found:
-            if (one.rank, one.cause) not in self._known:
+            key = (one.rank, one.cause)
+            again, quiet = self._quiet.get(key, (0, QUIET_WINDOWS))
+            if key not in self._known and now >= again:
+                self._quiet[key] = (now + quiet, 2 * quiet)
                 self._told(_record(one, step))
         self._known = {(one.rank, one.cause) for one in found}
 

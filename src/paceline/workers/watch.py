@@ -110,7 +110,7 @@ def watch(
             watched.limit_is_given = limits is None or limits.fixed_seconds is not None
             watched.watchdog = Watchdog(
                 limits or Limits(stall_seconds), watched.looker, {w.rank: w.pid for w in group.workers},
-                waiting_seconds=stall_seconds or DEFAULT_STALL_SECONDS, act=act,
+                waiting_seconds=stall_seconds or DEFAULT_STALL_SECONDS, act=act, others=group.place.nodes > 1,
                 warn=lambda text, stall: _warned(output, warn, text, stall),
             )  # fmt: skip
         return watched.run()

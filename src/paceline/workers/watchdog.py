@@ -19,6 +19,8 @@ from paceline.workers.suspects import Finding, Snapshot, find
 
 GAP_SECONDS = 2.0
 """Where the supervisor itself did not run for so long, the whole machine stood still: nothing is held against the ranks."""
+ELSEWHERE = 1.5
+"""Of the longest limit: what another host may be to blame for is left to its own watchdog."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 15.0
 
 
@@ -40,6 +42,7 @@ class Watchdog:
         waiting_seconds: how long all ranks together may wait at a barrier of the host.
         warn: told what is seen before it is acted on, and where it was wrong.
         act: False only warns.
+        others: whether ranks of other hosts take part, which are watched there.
     """
 
     def __init__(
@@ -51,9 +54,10 @@ class Watchdog:
         waiting_seconds: float,
         warn: Callable[[str, Stall | None], None],
         act: bool = True,
+        others: bool = False,
     ) -> None:
         self._limits, self._looker, self._pids = limits, looker, dict(pids)
-        self._waiting_seconds, self._warn, self._act = waiting_seconds, warn, act
+        self._waiting_seconds, self._warn, self._act, self._others = waiting_seconds, warn, act, others
         self._last_tick = time.monotonic()
         self._allowance = 0.0
         self._newest = 0.0
@@ -138,6 +142,9 @@ class Watchdog:
         limit = self._limits.act_seconds(view.section, finding.doubt)
         if view.waiting and finding.kind == "storage":
             limit = self._waiting_seconds
+        if self._others and finding.kind == "link" and not any(v.unacknowledged for v in snapshot.ranks.values()):
+            # A rank of another host may hold up all of these: whoever watches it can tell, and comes first.
+            limit = max(limit, ELSEWHERE * self._limits.act_seconds(view.section, "works"))
         stall = Stall(finding, snapshot, limit)
         long_stopped = finding.kind == "stopped" and set(stopped) >= set(finding.ranks)
         if self._act and (long_stopped or view.silent_seconds >= limit):

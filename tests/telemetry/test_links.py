@@ -12,7 +12,8 @@ from paceline.telemetry.links import Links
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counters are Linux's")
 
-SIZE = 8 * 2**20
+SIZE = 128 * 2**20
+"""The kernel counts busy time in ticks of some milliseconds."""
 
 
 def test_what_was_sent_since_the_last_look_is_counted() -> None:

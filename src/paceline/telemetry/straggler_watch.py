@@ -26,8 +26,8 @@ class StragglerWatch:
     Args:
         run_dir, attempt: whose windows are read.
         like: groups of ranks that do the same work.
-        told: called once for each straggler, and again once it had been like its peers in between: not before `QUIET_WINDOWS`,
-            then twice as many, and so on, since a machine that is shared slows its ranks by turns.
+        told: called once for each straggler, and again once it had been like its peers in between: after `QUIET_WINDOWS` or
+            more, then twice as many, and so on, since a machine that is shared slows its ranks by turns.
     """
 
     def __init__(

@@ -93,6 +93,20 @@ def test_who_waits_while_others_train_is_a_spare_and_hears_when_the_run_is_over(
     spare.leave()
 
 
+def test_a_spare_takes_the_place_of_a_node_that_goes(endpoint: str, threads: ThreadPoolExecutor) -> None:
+    members = [member(endpoint, Procs(2)) for _ in range(3)]
+    met(threads, members[:2])
+    spare = threads.submit(members[2].meet, {"number": 3})
+    time.sleep(1.0)
+    assert not spare.done()
+    members[1].leave()
+    (party,) = met(threads, members[:1])
+    assert [told["number"] for told in sorted(party.told, key=lambda told: told["number"])] == [0, 3]
+    assert spare.result(timeout=20).told == party.told
+    for one in members:
+        one.leave()
+
+
 def test_a_node_that_falls_silent_is_gone_unless_it_has_told_its_end(
     endpoint: str, threads: ThreadPoolExecutor
 ) -> None:

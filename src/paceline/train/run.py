@@ -109,7 +109,15 @@ def _until_the_end(
             write_atomic(directory.plan_file, json.dumps(plan(ranks.resolved), indent=1))
         limits.next_attempt()
         attempt = Attempt(
-            ranks.resolved, directory, words, ranks.procs, launched, ranks.environment, ranks.avoided_cpus, opens
+            ranks.resolved,
+            directory,
+            words,
+            ranks.procs,
+            launched,
+            ranks.environment,
+            ranks.avoided_cpus,
+            opens,
+            port=ranks.resolved.job.launch.port,
         )
         result = run_attempt(
             attempt, account, limits, asked=ranks.asked, check=directory.check_beat,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
+from paceline.cluster.probe import probe_host
 from paceline.errors import JobError
 
 
@@ -45,7 +46,6 @@ def test_results_stay_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     wanted = final(tmp_path / "plain")
     assert final(tmp_path / "full", recompute="full") == wanted
     assert final(tmp_path / "disk", recompute="selective", offload="disk") == wanted
-    assert final(tmp_path / "fp16", precision="fp16") == pytest.approx(wanted, rel=1e-2)
     bf16 = {"precision": "bf16", "parameter_dtype": "bf16"}
     run = tmp_path / "bf16"
     trainer = paceline.Trainer(
@@ -53,6 +53,14 @@ def test_results_stay_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         forward=lambda model, batch: model(batch["inputs"].bfloat16()),
     )  # fmt: skip
     assert trainer.fit(steps=6)["loss"] == pytest.approx(wanted, rel=2e-2)
+
+
+def test_fp16_gives_the_same_where_the_processor_has_it_and_is_refused_where_not(tmp_path: Path) -> None:
+    if not probe_host().fp16:
+        with pytest.raises(JobError, match="has no fp16 arithmetic"):
+            final(tmp_path / "fp16", precision="fp16")
+        return
+    assert final(tmp_path / "fp16", precision="fp16") == pytest.approx(final(tmp_path / "plain"), rel=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ from paceline.units import Procs, format_seconds
 from paceline.workers.interfaces import is_own_address, route_interface
 
 KEEP_ALIVE_SECONDS = 1
-"""Between two signs of life of a node; after three missed ones it counts as gone. The engine's own 5 s find out later."""
+"""Between two signs of life of a node; after three missed ones it counts as gone. The engine's own 5 s find out later. It
+compares the clocks of hosts: one that is off by as much takes all others for gone."""
 
 LAST_CALL_SECONDS = 3.0
 """Enough nodes are there: how long the others may still come before the attempt begins without them."""
@@ -227,7 +228,7 @@ class Membership:
             key="launch.nodes",
             values={"least": self._wanted.least, "seconds": self._seconds, "endpoint": self._endpoint},
             hint="Start paceline on the other nodes, lower the least number in launch.nodes, or raise "
-            "recovery.start_timeout.",
+            "recovery.start_timeout. If they are started: their clocks must agree within a second, see paceline doctor.",
         )
 
 

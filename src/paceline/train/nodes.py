@@ -22,7 +22,7 @@ from paceline.errors import Interrupted, JobError, PacelineError, Preempted, Run
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, procs_here
 from paceline.job.write import resolved_values
-from paceline.run.control import DOOR
+from paceline.run.control import DOOR, PROCS, Control
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
 from paceline.run.lease import EXPIRES_SECONDS
@@ -309,7 +309,12 @@ class _Node:
             if first:
                 party.share("port", group.port)
 
+        control = Control(directory.path)
+
         def asked() -> str | None:
+            if self.leads and control.asked(PROCS):
+                say(f"paceline: control/{PROCS} changes nothing: of several hosts each has {self._procs} ranks")
+                say(*filter(None, [control.done(PROCS)]))
             has_room = party.nodes < max(self._sizes)
             return f"{DOOR}: a node has come" if self.leads and has_room and presence.at_the_door else None
 
@@ -384,7 +389,9 @@ class _Node:
             self._launched = account.next_attempt(result, found.reason, last_step(directory))
             return None
         if found.kind == "failed":
-            return self._after_failure(party, directory, account, result, reports, found)
+            outcome = self._after_failure(party, directory, account, result, reports, found)
+            # Who was told to stop leaves, whatever the others do after the failure.
+            return End(interrupted(leaving, [], None)) if outcome is None and leaving is not None else outcome
         end = End(found.error)
         _tell_end(party, end)
         return end

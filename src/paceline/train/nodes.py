@@ -13,12 +13,12 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from paceline.cluster.probe import probe_host
-from paceline.errors import Interrupted, JobError, PacelineError, Preempted, RunHeld, Stalled, from_record
+from paceline.errors import Interrupted, JobError, PacelineError, RunHeld, Stalled
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, procs_here
 from paceline.job.write import resolved_values
@@ -30,9 +30,20 @@ from paceline.train.attempts import Account, attempt_of, last_step, restart_line
 from paceline.train.elastic import JobFor, resolve_nodes
 from paceline.train.local_attempt import Attempt, run_attempt, say
 from paceline.train.node_outcome import GONE_SECONDS, Follows, Report, follows, gone
+from paceline.train.node_talk import (
+    Again,
+    agree,
+    broke_elsewhere,
+    followed,
+    heard_of,
+    leader_of,
+    report_of,
+    tell_end,
+    tell_meet,
+)
 from paceline.train.requests import with_what_stands
 from paceline.train.shared_run import not_shared, open_run
-from paceline.units import Procs, format_seconds
+from paceline.units import Procs
 from paceline.workers.decide import interrupted
 from paceline.workers.interrupts import Asked, Interrupts, raising
 from paceline.workers.limits import Limits
@@ -45,12 +56,6 @@ from paceline.workers.watch import GroupResult
 
 SEEN_SECONDS = 10.0
 """A directory that another host has made appears here after a while: file systems between hosts keep what they have seen."""
-
-_ECHO_SECONDS = 5.0
-"""After a failure on another node the ranks here have so long to see it themselves, and tell what they waited for."""
-
-_OWN_KEYS = ("launch.threads", "launch.affinity", "launch.port")
-"""What each host may have in its own way."""
 
 
 def supervise_nodes(
@@ -95,10 +100,6 @@ def supervise_nodes(
         return summary(directory, node.resolved)
 
 
-class _Again(Exception):
-    """Meet again, without a word about it: the nodes have changed before the attempt began."""
-
-
 class _Node:
     """This host's supervisor, over the attempts of one command.
 
@@ -141,7 +142,7 @@ class _Node:
         try:
             while True:
                 party = self._meet()
-                with contextlib.suppress(_Again), self._presence(party) as presence:
+                with contextlib.suppress(Again), self._presence(party) as presence:
                     if self._open(party, presence):
                         return self._over(None)
                     end = self._attempt(party, presence)
@@ -187,7 +188,7 @@ class _Node:
             "values": msgspec.to_builtins(resolved_values(next(iter(self._sizes.values()))), enc_hook=str),
         }  # fmt: skip
         self._party = party = self._member.meet(told)
-        _agree(party)
+        agree(party)
         self._met |= {(one["host"], one["pid"]) for one in party.told}
         self.resolved = self._sizes[party.nodes]
         names = ", ".join(str(one["host"]) for one in party.told)
@@ -203,11 +204,11 @@ class _Node:
         Raises:
             PacelineError: what one of the nodes has found, on all of them.
         """
-        leader = _leader(party)
+        leader = leader_of(party)
         is_ours = leader == party.node_rank
         try:
             run = self._hold(party, presence) if is_ours else self._attach(party, leader, presence)
-        except _Again:
+        except Again:
             if is_ours:
                 party.share("run", {"again": True})
             raise
@@ -216,7 +217,7 @@ class _Node:
             raise
         party.share(f"ready-{party.node_rank}", True)
         for rank in range(party.nodes):
-            _heard(party, presence, rank, f"ready-{rank}")
+            heard_of(party, presence, rank, f"ready-{rank}")
         self._launched = float(run["launched"])
         return bool(run["finished"])
 
@@ -261,14 +262,14 @@ class _Node:
                     say(f"paceline: {held.message}; waiting for its lease to expire")
                 said = True
                 if presence.at_the_door:
-                    raise _Again from None
+                    raise Again from None
                 time.sleep(1.0)
 
     def _attach(self, party: Party, leader: int, presence: Presence) -> dict[str, Any]:
         # It may have to wait for the lease of one that is gone.
-        run = _heard(party, presence, leader, "run", EXPIRES_SECONDS + TELL_SECONDS)
+        run = heard_of(party, presence, leader, "run", EXPIRES_SECONDS + TELL_SECONDS)
         if run.get("again"):
-            raise _Again
+            raise Again
         if self.leads and self.directory is not None:
             # It had been cut off, and the others went on: theirs is the run.
             self.directory.release()
@@ -298,7 +299,7 @@ class _Node:
 
     def _run_workers(self, party: Party, directory: RunDirectory, presence: Presence, *, opens: bool) -> GroupResult:
         first = party.node_rank == 0
-        port = self._job.launch.port if first else int(_heard(party, presence, 0, "port"))
+        port = self._job.launch.port if first else int(heard_of(party, presence, 0, "port"))
         place = Place(party.node_rank, party.nodes, str(party.told[0]["address"]))
         attempt = Attempt(
             self.resolved, directory, self._words, self._procs, self._launched, opens=opens, place=place, port=port,
@@ -323,7 +324,7 @@ class _Node:
             presence.check()
 
         def elsewhere() -> PacelineError | None:
-            return _elsewhere(party, presence)
+            return broke_elsewhere(party, presence)
 
         try:
             account = Account(directory)
@@ -338,14 +339,14 @@ class _Node:
     def _conclude(self, party: Party, directory: RunDirectory, presence: Presence, result: GroupResult) -> End | None:
         """Tell the others how it ended here, and do what follows."""
         leaving = None if result.signal is None else signal_name(result.signal)
-        report = _report(self._member.serves, leaving, result, directory)
+        report = report_of(self._member.serves, leaving, result, directory)
         party.share(ended_key(party.node_rank), msgspec.to_builtins(report))
         if self.leads:
             reports = self._reports(party, presence)
             return self._lead(party, directory, result, reports, leaving)
         if leaving is not None:
             return End(result.error or interrupted(leaving, [], None))
-        leader = _leader(party)
+        leader = leader_of(party)
         try:
             heard = party.hear("next", self._longest_seconds, lambda: leader in presence.gone())
         except NotHeard:
@@ -353,7 +354,7 @@ class _Node:
             say(f"paceline: {error.message}; it led the run")
             self._untold = result._replace(error=error, rank=None, fault="node", evidence=None, traceback=None)
             return None
-        return _follow(heard)
+        return followed(heard)
 
     def _reports(self, party: Party, presence: Presence) -> dict[int, Report | None]:
         """How it ended on each node; None for those that are gone."""
@@ -381,7 +382,7 @@ class _Node:
         found = follows(reports, hosts, (self._job.launch.nodes or Procs(1)).least)
         account = Account(directory)
         if found.kind == "meet":
-            _tell(party, 0.0)
+            tell_meet(party, 0.0)
             if leaving is not None:
                 account.restart(result, found.reason, last_step(directory))
                 return End(result.error or interrupted(leaving, [], None))
@@ -393,7 +394,7 @@ class _Node:
             # Who was told to stop leaves, whatever the others do after the failure.
             return End(interrupted(leaving, [], None)) if outcome is None and leaving is not None else outcome
         end = End(found.error)
-        _tell_end(party, end)
+        tell_end(party, end)
         return end
 
     def _after_failure(
@@ -418,11 +419,11 @@ class _Node:
         outcome = self._policy.after(ended)
         account.fault(everywhere, found.error, ended.reached, report.host)
         if isinstance(outcome, End):
-            _tell_end(party, outcome)
+            tell_end(party, outcome)
             return outcome
         say(*account.notes, *(() if outcome.again else traceback_lines(ended.traceback)))
         say(restart_line(outcome, directory.attempt + 1))
-        _tell(party, outcome.delay_seconds)
+        tell_meet(party, outcome.delay_seconds)
         time.sleep(outcome.delay_seconds)
         self._launched = account.next_attempt(result, outcome.reason, ended.reached)
         return None
@@ -451,86 +452,5 @@ class _Node:
             self._member.end()
 
 
-def _heard(party: Party, presence: Presence, rank: int, key: str, seconds: float = TELL_SECONDS) -> Any:
-    """What another node shares, unless it goes before: then the rest meets again."""
-    try:
-        return party.hear(key, seconds, lambda: rank in presence.gone())
-    except NotHeard:
-        say(f"paceline: node {rank} ({party.told[rank]['host']}) is gone before it began")
-        raise _Again from None
-
-
-def _elsewhere(party: Party, presence: Presence) -> PacelineError | None:
-    """What broke on another node, where this one's ranks may wait in vain for it: their connections need not tell."""
-    for rank in presence.gone():
-        return gone(rank, str(party.told[rank]["host"]))
-    for rank in presence.ended(_ECHO_SECONDS):
-        error = msgspec.convert(party.heard(ended_key(rank)), Report).error
-        # One that was asked to stop, or is done, has the others end their own work.
-        if error is not None and not isinstance(from_record(error), Preempted | Interrupted):
-            return from_record(error)
-    return None
-
-
 def _wanted(nodes: Procs | None) -> str:
     return f"{nodes} nodes" if nodes is None or nodes.least == nodes else f"{nodes.least} to {int(nodes)} nodes"
-
-
-def _leader(party: Party) -> int:
-    """The node that has the directory already; else the first."""
-    return next((rank for rank, told in enumerate(party.told) if told["leads"]), 0)
-
-
-def _agree(party: Party) -> None:
-    """Make sure that all nodes were told the same job.
-
-    Raises:
-        JobError: what differs, on all nodes alike.
-    """
-    first = party.told[0]
-    for rank, told in enumerate(party.told):
-        if told["procs"] != first["procs"]:
-            _refuse("launch.procs_per_node", first["procs"], told["procs"], party, rank)
-        for key in sorted({*first["values"], *told["values"]}):
-            ours, theirs = first["values"].get(key), told["values"].get(key)
-            if ours != theirs and key not in _OWN_KEYS:
-                _refuse(key, ours, theirs, party, rank)
-
-
-def _refuse(key: str, first: Any, other: Any, party: Party, rank: int) -> NoReturn:
-    raise JobError(
-        f"the nodes were told different jobs: {first!r} on node 0 ({party.told[0]['host']}), {other!r} on node {rank} "
-        f"({party.told[rank]['host']})",
-        key=key,
-        values={"node": rank, "host": party.told[rank]["host"], "first": first, "other": other},
-        hint="Give the same command on all nodes; what a host derives from its own size must be named.",
-    )
-
-
-def _report(serves: bool, leaving: str | None, result: GroupResult, directory: RunDirectory) -> Report:
-    ended = attempt_of(result, directory)
-    return Report(
-        host=os.uname().nodename, serves=serves, error=None if result.error is None else result.error.to_record(),
-        cause=result.cause, leaving=leaving, asked=result.asked, signature=ended.signature, agreed=ended.agreed,
-        reached=ended.reached, rank=result.rank, fault=result.fault, evidence=result.evidence,
-        traceback=result.traceback, ended_at=time.time() - (time.monotonic() - result.failed_at),
-    )  # fmt: skip
-
-
-def _tell(party: Party, delay_seconds: float) -> None:
-    party.share("next", {"meet": True, "delay_seconds": delay_seconds})
-
-
-def _tell_end(party: Party, end: End) -> None:
-    error = None if end.error is None else end.error.to_record()
-    party.share("next", {"meet": False, "ends": error, "traceback": end.traceback})
-
-
-def _follow(heard: dict[str, Any]) -> End | None:
-    """What the leader has said."""
-    if heard["meet"]:
-        if heard["delay_seconds"]:
-            say(f"paceline: meeting again in {format_seconds(heard['delay_seconds'])}")
-        time.sleep(heard["delay_seconds"])
-        return None
-    return End(None if heard["ends"] is None else from_record(heard["ends"]), heard["traceback"])

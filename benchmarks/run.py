@@ -39,6 +39,7 @@ PROGRAMS = {
     "bench_collectives": ["benchmarks.bench_collectives"],
     "netlab_rates": ["benchmarks.netlab_rates"],
     "plan_own_runs": ["benchmarks.plan_own_runs"],
+    "plan_slow_link": ["benchmarks.plan_slow_link"],
 }
 LIMIT_SECONDS = 1200.0
 BUSY_LOAD = 0.5

@@ -40,6 +40,7 @@ def test_a_fault_that_is_lost_or_late_or_blamed_on_another_rank_makes_a_figure_f
     assert all(f.reached is not False for f in figures_of([*sound, trial("stop", detect_seconds=3.5)], 1.0))
 
 
+# R29
 @pytest.mark.soak
 @pytest.mark.limit(2 * 3600)
 def test_two_hundred_faults_from_one_seed_are_survived(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import plan_slow_link
 from paceline.run.records import read_records
 from tests.cli.job import SMALL, TEXT
 from tests.netlab.lab import Host, Lab
@@ -66,3 +67,11 @@ def test_a_slow_link_is_localised_ten_times_of_ten(
         slow = trial % 3
         found = _slowed(launch, lab, tmp_path, f"trial-{trial}", lab.hosts[slow])
         assert (slow, "link") in found, (trial, found)
+
+
+# R16
+@pytest.mark.soak
+@pytest.mark.limit(300)
+def test_the_step_over_a_slow_link_is_what_the_plan_says(netlab: Callable[..., Lab]) -> None:
+    (found,) = plan_slow_link.measure(rounds=1, steps=plan_slow_link.STEPS)
+    assert abs(found["error"]) <= plan_slow_link.WITHIN, found

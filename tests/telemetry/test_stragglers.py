@@ -64,6 +64,26 @@ def test_slow_data_is_told_from_slow_computation() -> None:
     assert (found.rank, found.cause) == (1, "storage")
 
 
+def test_waits_inside_of_forward_and_backward_are_no_work() -> None:
+    """Ranks that exchange within a pass: both take 60 ms for it, of which the quick one waits 40."""
+
+    def rank(waits: float) -> dict[str, Any]:
+        own = {"forward": summary(0.06 - waits)}
+        return {"parts": {"forward": 0.06}, "own": own}
+
+    def found(*waits: float) -> list[Finding]:
+        told = {}
+        for at, seconds in enumerate(waits):
+            of = rank(seconds)
+            told[at] = work_of(msgspec.to_builtins(window(at, of["parts"], own=of["own"])))
+        return found_in([told, told], len(waits))
+
+    assert found(0.0, 0.0) == [] and found(0.04, 0.04) == []
+    (slow,) = found(0.04, 0.0)
+    assert (slow.rank, slow.cause) == (1, "compute") and slow.score == pytest.approx(1 / 3)
+    assert "it waits 0 s for them, they 40" in slow.evidence or "they 40" in slow.evidence
+
+
 def test_one_window_is_no_evidence_and_one_long_step_is_none() -> None:
     sound, slow = (
         works(rank_parts(0.02, 0.03), rank_parts(0.02, 0.03)),
@@ -125,7 +145,9 @@ def test_a_slow_link_is_named_by_the_connections_that_are_slow_while_busy() -> N
     (found,) = found_in([ring(None), ring(1), ring(1)], 3)
     assert (found.rank, found.host, found.cause) == (1, "host1", "link")
     assert found.score == pytest.approx(0.004 / 0.2)
-    assert found_in([ring(None)] * 3, 3) == []
+    assert found_in([ring(None)] * 3, 3) == [] and found_in([ring(1)] * 3, 3) == []
+    # One quick window among many says nothing of the others.
+    assert found_in([ring(1), ring(1), ring(None), ring(1), ring(1), ring(1)], 3) == []
 
 
 def test_a_slow_network_on_one_host_names_no_rank() -> None:

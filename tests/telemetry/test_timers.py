@@ -37,18 +37,23 @@ def test_marks_and_blocks_add_up_to_the_step() -> None:
     assert seconds == sum(parts.values()) == 127.5
 
 
-def test_move_hands_over_no_more_than_there_is() -> None:
-    clock = Clock()
-    timers = StepTimers(clock=clock)
-    timers.begin(1)
-    clock.now += 3
-    timers.mark("backward")
-    timers.move("backward", "reduce_exposed", 1)
-    timers.move("backward", "reduce_exposed", 5)
-    timers.move("forward", "reduce_exposed", 5)
-    seconds, parts = timers.end()
-    assert (parts["backward"], parts["reduce_exposed"]) == (0, 3)
-    assert seconds == 3
+def test_a_window_has_the_parts_without_the_waits_in_them_as_well() -> None:
+    clock, waited = Clock(), Clock()
+    timers = StepTimers(clock=clock, waited=waited)
+    for step, late in ((1, 2.0), (2, 0.5)):
+        timers.begin(step)
+        clock.now += 3 + late
+        waited.now += late
+        timers.mark("forward")
+        clock.now += 4
+        timers.mark("optimizer")
+        # Between two steps: of no step.
+        timers.end()
+        clock.now += 7
+        waited.now += 7
+    parts, own = timers.window()
+    assert (parts["forward"].sum, parts["forward"].max, parts["forward"].worst_step) == (8.5, 5.0, 1)
+    assert list(own) == ["forward"] and (own["forward"].sum, own["forward"].max) == (6.0, 3.0)
 
 
 def test_a_block_that_raises_still_counts() -> None:
@@ -75,9 +80,9 @@ def test_windows_name_the_worst_step_and_start_anew() -> None:
         clock.now += seconds
         timers.mark("forward")
         timers.end()
-    summary = timers.window()["forward"]
+    summary = timers.window()[0]["forward"]
     assert (summary.count, summary.sum, summary.min, summary.max, summary.worst_step) == (3, 9.0, 1.0, 5.0, 2)
-    assert timers.window() == {}
+    assert timers.window() == ({}, {})
 
 
 def test_the_device_is_waited_for_in_every_nth_step_alone() -> None:
@@ -99,7 +104,7 @@ def test_the_device_is_waited_for_in_every_nth_step_alone() -> None:
             assert seconds == sum(parts.values())
             assert parts["forward"] == 2
     assert measured == [1, 4, 7]
-    assert timers.window()["forward"].count == 3
+    assert timers.window()[0]["forward"].count == 3
     assert len(waits) == 3 * 4
 
 

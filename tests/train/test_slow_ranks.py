@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from pathlib import Path
@@ -26,6 +27,8 @@ from tests.docs.markdown import copy_examples
 from tests.telemetry.test_stragglers import rank_parts, window
 
 TRIALS = 10
+SPLITS = ("parallel.dp_shard=2", "parallel.tp=2", "parallel.cp=2")
+"""Layouts in which ranks wait for each other in the midst of forward and backward."""
 COST_SHARE = 0.01
 
 
@@ -76,6 +79,36 @@ def test_slow_data_is_named_ten_times_of_ten(ground: Ground) -> None:
     for number in range(TRIALS):
         trial = try_fault(ground, BY_KIND["slow-data"], name=f"data-{number}")
         assert trial.survived and (trial.named, trial.named_rank) == ("data", trial.struck_rank), (number, trial)
+
+
+def slow_rank_of(split: list[str], kind: str, trials: int) -> None:
+    """A slow rank is named with its cause in each trial, where ranks split the model or its state."""
+    ground = begin(["examples/tiny.toml", *split], 2, 0, [], print)[0]
+    for number in range(trials):
+        trial = try_fault(ground, BY_KIND[kind], name=f"{kind}-{number}")
+        assert trial.survived and (trial.named, trial.named_rank) == ("compute", trial.struck_rank), (number, trial)
+
+
+@pytest.mark.limit(120)
+def test_a_slow_rank_is_named_where_ranks_wait_within_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_examples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    split = random.choice(SPLITS)
+    print(split)
+    slow_rank_of([split], "slow-rank", 1)
+
+
+@pytest.mark.soak
+@pytest.mark.limit(900)
+@pytest.mark.parametrize("split", [*SPLITS, "parallel.tp=2 parallel.compile=true"])
+def test_a_slow_rank_is_named_ten_times_of_ten_where_ranks_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    if reason := reach.why_not(BY_KIND["slow-cpu"], 2):
+        pytest.skip(reason)
+    copy_examples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    slow_rank_of(split.split(), "slow-cpu", TRIALS)
 
 
 @pytest.mark.soak

@@ -110,15 +110,17 @@ class Step(Record, frozen=True, kw_only=True, tag="step"):
 class Window(Record, frozen=True, kw_only=True, tag="window"):
     """Parts of the steps `first_step`..`step` on one rank.
 
-    `cpu_seconds`: processor time of the rank's process since the window before, over all of its threads.
-    `probe_seconds`: of a small product of matrices, the same on all ranks. `address`: the rank's own in its connections;
-    `links`: what it sent since the window before, by the other end's address, as [bytes, seconds of being busy with it].
+    `own`: of the parts in which the rank waited for others, the same without these waits. `cpu_seconds`: processor time of
+    the rank's process since the window before, over all of its threads. `probe_seconds`: of a small product of matrices, the
+    same on all ranks. `address`: the rank's own in its connections; `links`: what it sent since the window before, by the
+    other end's address, as [bytes, seconds of being busy with it].
     """
 
     first_step: int
     rank: int
     host: str = ""
     parts: dict[str, Summary]
+    own: dict[str, Summary] = {}
     cpu_seconds: float | None = None
     probe_seconds: float | None = None
     address: str = ""

@@ -1,8 +1,8 @@
 """Which rank is slower than its peers, and why: from each rank's own work, never from the step's time. No torch.
 
 In a synchronous step all ranks take equally long, since the quick ones wait for the slow one. What tells them apart is
-what each does before it waits: `own` work is all of a step but the waits for others. With the median of the peers' as
-reference,
+what each does before it waits: `own` work is all of a step but the waits for others, those inside of forward and backward
+as well. Who comes last to each exchange waits least. With the median of the peers' as reference,
 
     score = reference / own        1: like its peers; 0.5: twice as long; below `THRESHOLD` in `WINDOWS` windows: a straggler
 
@@ -29,7 +29,7 @@ LEAST_SECONDS = 1e-3
 """A difference of own work below this is the noise of a clock and of a scheduler."""
 
 LINK_GROWTH = 2.0
-"""A link is slow where the waits have grown to this many times the shortest of the attempt's windows, ..."""
+"""A link is slow where the waits have grown to this many times the median of the windows before, ..."""
 LINK_SHARE = 0.3
 """... and make this share of the step."""
 LINK_BUSY = 0.1
@@ -79,12 +79,15 @@ def work_of(window: Mapping[str, Any]) -> Work:
     """What a `window` record says of its rank."""
     own: dict[str, float] = dict.fromkeys(OWN, 0.0)
     waits = 0.0
+    without_waits = window.get("own") or {}
     for part, summary in window["parts"].items():
         seconds = _mean(summary)
         if part in WAITS:
             waits += seconds
         elif part in CAUSE_OF:
-            own[CAUSE_OF[part]] += seconds
+            worked = min(seconds, _mean(without_waits.get(part, summary)))
+            own[CAUSE_OF[part]] += worked
+            waits += seconds - worked
     total, steps = sum(own.values()), max((int(s["count"]) for s in window["parts"].values()), default=0)
     cpu = window.get("cpu_seconds")
     share = cpu / (steps * total) if cpu is not None and steps and total > 0 else None
@@ -164,19 +167,19 @@ def _cross_check(own: Work, peers: Sequence[Work]) -> str:
 def _link(windows: Sequence[Mapping[int, Work]]) -> list[Finding]:
     """All ranks wait longer than they used to, and none for another one's work."""
     means = [(statistics.fmean(w.waits for w in window.values()), _step(window)) for window in windows]
-    shortest = min(waits for waits, _ in means)
-    if not all(w > LINK_GROWTH * shortest and w > LINK_SHARE * step for w, step in means[-WINDOWS:]):
+    if len(means) <= WINDOWS:
+        return []
+    usual = statistics.median(waits for waits, _ in means[:-WINDOWS])
+    if not all(w > LINK_GROWTH * usual and w > LINK_SHARE * step for w, step in means[-WINDOWS:]):
         return []
     last = windows[-1]
     waits = means[-1][0]
-    told = (
-        f"all ranks wait {format_seconds(waits)} a step for others, {format_seconds(shortest)} in the quickest window"
-    )
+    told = f"all ranks wait {format_seconds(waits)} a step for others, {format_seconds(usual)} before"
     rank, rate = _slowest_end(last)
     if rank is None or rate is None:
-        return [Finding(None, "", "link", shortest / waits, told)]
+        return [Finding(None, "", "link", usual / waits, told)]
     more = f"; its connections send {format_bandwidth(rate)} while they are busy, the fewest of all"
-    return [Finding(rank, last[rank].host, "link", shortest / waits, told + more)]
+    return [Finding(rank, last[rank].host, "link", usual / waits, told + more)]
 
 
 def _slowest_end(window: Mapping[int, Work]) -> tuple[int | None, float | None]:

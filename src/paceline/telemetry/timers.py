@@ -32,6 +32,7 @@ class StepTimers:
     Args:
         synchronize: waits for the device; None where the host's clock is enough.
         synchronize_every: steps from one synchronised step to the next, counted from step 1.
+        waited: seconds for which this thread has waited for other ranks since some moment; None where it never does.
         clock: seconds, monotonic.
         thread_clock: seconds of this thread's own work.
     """
@@ -40,33 +41,39 @@ class StepTimers:
         self,
         synchronize: Callable[[], None] | None = None,
         synchronize_every: int = 1,
+        waited: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         thread_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._synchronize = synchronize
         self._every = max(1, synchronize_every)
+        self._waited = waited or _never
         self._clock = clock
         self._thread_clock = thread_clock
         self._blocks: dict[str, _Block] = {}
         self._parts: dict[str, float] = {}
+        self._waits: dict[str, float] = {}
         self._current = OTHER
         self._measured = True
         self._wait: Callable[[], None] | None = None
         self._step = 0
         self._start = self._last = clock()
+        self._last_waited = 0.0
         self._window: dict[str, _Running] = {}
+        self._own_window: dict[str, _Running] = {}
         self.overhead_seconds: dict[str, float] = {}
         """Thread time spent in telemetry since the start, by name (`StepTimers.overhead`)."""
 
     def begin(self, step: int) -> None:
         """Start timing `step`. What passed since the last `end` belongs to no step."""
         self._step = step
-        self._parts = {}
+        self._parts, self._waits = {}, {}
         self._current = OTHER
         self._measured = self._synchronize is None or (step - 1) % self._every == 0
         self._wait = self._synchronize if self._measured else None
         if self._wait is not None:
             self._wait()
+        self._last_waited = self._waited()
         self._start = self._last = self._clock()
 
     def mark(self, part: str) -> None:
@@ -76,6 +83,10 @@ class StepTimers:
         now = self._clock()
         self._parts[part] = self._parts.get(part, 0.0) + now - self._last
         self._last = now
+        waited = self._waited()
+        if waited != self._last_waited:
+            self._waits[part] = self._waits.get(part, 0.0) + waited - self._last_waited
+            self._last_waited = waited
 
     def part(self, name: str) -> _Block:
         """A block whose time, less that of blocks inside it, belongs to `name`. No name nests in itself."""
@@ -84,12 +95,6 @@ class StepTimers:
             block = self._blocks[name] = _Block(self, name)
         return block
 
-    def move(self, source: str, target: str, seconds: float) -> None:
-        """Hand seconds that were timed inside `source` to `target`: the wait for a reduction inside backward."""
-        moved = min(max(seconds, 0.0), self._parts.get(source, 0.0))
-        self._parts[source] = self._parts.get(source, 0.0) - moved
-        self._parts[target] = self._parts.get(target, 0.0) + moved
-
     def end(self) -> tuple[float, dict[str, float]]:
         """Seconds of the step and of its parts. The parts add up to the step; they are empty where not synchronised."""
         self.mark(self._current)
@@ -97,17 +102,17 @@ class StepTimers:
         if not self._measured:
             return seconds, {}
         for part, spent in self._parts.items():
-            running = self._window.get(part)
-            if running is None:
-                running = self._window[part] = _Running()
-            running.add(spent, self._step)
+            _add(self._window, part, spent, self._step)
+            _add(self._own_window, part, max(0.0, spent - self._waits.get(part, 0.0)), self._step)
         return seconds, dict(self._parts)
 
-    def window(self) -> dict[str, Summary]:
-        """Summaries of the parts over the steps since the last call, for a `window` record."""
-        summaries = {part: running.summary() for part, running in self._window.items()}
-        self._window = {}
-        return summaries
+    def window(self) -> tuple[dict[str, Summary], dict[str, Summary]]:
+        """Summaries of the parts over the steps since the last call, for a `window` record; and, of those in which this
+        rank waited for others, without these waits."""
+        parts = {part: running.summary() for part, running in self._window.items()}
+        own = {part: running.summary() for part, running in self._own_window.items()}
+        self._window, self._own_window = {}, {}
+        return parts, {part: summary for part, summary in own.items() if summary.sum < parts[part].sum}
 
     def overhead(self, name: str) -> _Overhead:
         """A block that writes records, draws the live line or feeds an exporter: it knows what it costs.
@@ -192,3 +197,14 @@ class _Running:
 
     def summary(self) -> Summary:
         return Summary(count=self.count, sum=self.sum, min=self.min, max=self.max, worst_step=self.worst_step)
+
+
+def _add(window: dict[str, _Running], part: str, seconds: float, step: int) -> None:
+    running = window.get(part)
+    if running is None:
+        running = window[part] = _Running()
+    running.add(seconds, step)
+
+
+def _never() -> float:
+    return 0.0

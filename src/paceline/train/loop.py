@@ -13,6 +13,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.parallel.collectives import gather_objects
 from paceline.parallel.control import VOTES
+from paceline.parallel.waits import count_waits, waited_seconds
 from paceline.run.records import Eval, Record, Samples, Step, Window
 from paceline.telemetry.timers import StepTimers
 from paceline.train.evaluate import evaluate
@@ -155,7 +156,10 @@ def step_timers(session: Session) -> StepTimers:
     """Timers that fit the session's device."""
     if session.device.type == "cuda":
         return StepTimers(lambda: torch.cuda.synchronize(session.device), SYNCHRONIZE_EVERY)
-    return StepTimers()
+    if session.group is None:
+        return StepTimers()
+    count_waits()
+    return StepTimers(waited=waited_seconds)
 
 
 def _on_device(microbatches: list[Batch], session: Session, step: int) -> list[Batch]:
@@ -185,10 +189,11 @@ def _record(session: Session, policy: Policy, observer: Observer, timers: StepTi
     observer.step(done)
     if done.step % policy.log_every == 0 or done.step == session.steps:
         first = (done.step - 1) // policy.log_every * policy.log_every + 1
+        parts, own = timers.window()
         observer.write(
             Window(
                 step=done.step, first_step=max(session.start_step + 1, first), rank=session.rank, host=HOST,
-                parts=timers.window(), **session.window_facts(),
+                parts=parts, own=own, **session.window_facts(),
             )
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -196,5 +197,10 @@ def test_an_automatic_layout_is_the_planners_and_a_set_degree_wins(
         axis: chosen[axis] for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")
     }
     assert job["parallel.layout"]["value"] == "given", "the resolved job holds numbers"
+    # Several hosts are planned as several like this one.
+    wide = plan(capsys, "job.toml", "--procs", "2", "launch.nodes=2", "launch.rendezvous=node0:29400")["chosen"][
+        "layout"
+    ]
+    assert math.prod(wide[axis] for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")) == 4
     assert main(["train", "job.toml", "parallel.tp=2", "--procs", "2", "--explain", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["job"]["parallel.tp"]["value"] == 2

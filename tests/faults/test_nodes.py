@@ -185,20 +185,67 @@ def test_what_contradicts_itself_is_refused_on_all_nodes(launch: Launcher, text:
 @pytest.mark.limit(120)
 def test_a_stopped_rank_is_named_by_its_own_node_and_told_on_all(launch: Launcher, text: Path) -> None:
     nodes = Nodes(launch, text, "2")
-    pair = [nodes.start("run.steps=1000000"), nodes.start("run.steps=1000000")]
+    first = nodes.serving("run.steps=1000000")
+    other = nodes.start("run.steps=1000000")
     nodes.steps_of(1)
+    control = nodes.run / "control" / "procs"
+    control.parent.mkdir(exist_ok=True)
+    control.write_text("3\n")
     while len(list(read_records(nodes.run, kinds=("step",)))) < 20:
         time.sleep(0.1)
-    found = carrying(TOKEN, launch.token).items()
-    (rank_1,) = (pid for pid, command in found if ".boot" in command and environment(pid)["RANK"] == "1")
-    os.kill(rank_1, signal.SIGSTOP)
+    first.until("control/procs changes nothing: of several hosts each has 1 ranks")
+    assert not control.exists() and [world for world, _ in nodes.started()] == [2]
+    stop_rank_1(launch)
     began = time.monotonic()
     nodes.steps_of(2)
     print(f"on again after {time.monotonic() - began:.1f} s")
-    for one in pair:
+    for one in (first, other):
         one.signal(signal.SIGTERM)
-    done = [one.wait(60) for one in pair]
+    done = [one.wait(60) for one in (first, other)]
     assert [one.returncode for one in done] == [75, 75], done[0].stderr + done[1].stderr
     (fault,) = read_records(nodes.run, kinds=("fault",))
     assert (fault["kind_of_fault"], fault["rank"]) == ("stopped", 1) and "rank 1" in fault["message"]
+    assert launch.left_over() == {}
+
+
+def stop_rank_1(launch: Launcher) -> None:
+    found = carrying(TOKEN, launch.token).items()
+    (pid,) = (pid for pid, command in found if ".boot" in command and environment(pid)["RANK"] == "1")
+    os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.limit(120)
+def test_a_leader_that_is_told_to_stop_leaves_though_a_rank_elsewhere_fails_first(launch: Launcher, text: Path) -> None:
+    nodes = Nodes(launch, text)
+    first = nodes.serving("run.steps=1000000")
+    other = nodes.start("run.steps=1000000")
+    other.until("of 2 (", timeout=60)
+    nodes.steps_of(len(nodes.started()) + 1)
+    # No save can be agreed on any more: the verdict comes before it.
+    stop_rank_1(launch)
+    time.sleep(0.2)
+    first.signal(signal.SIGTERM)
+    left_first = first.wait(60)
+    assert left_first.returncode == 130 and "SIGTERM" in left_first.stdout, left_first.stderr
+    # It served the place where all meet, so the other one cannot go on.
+    assert other.wait(60).returncode == 76
+    (fault,) = read_records(nodes.run, kinds=("fault",))
+    assert (fault["kind_of_fault"], fault["rank"]) == ("stopped", 1)
+    assert launch.left_over() == {}
+
+
+@pytest.mark.limit(90)
+@pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from one process needs root")
+def test_a_run_directory_that_another_host_does_not_see_is_refused_on_both(launch: Launcher, text: Path) -> None:
+    (text / "runs").mkdir()
+    nodes = Nodes(launch, text, "2")
+    first = nodes.serving("run.steps=8")
+    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none runs && exec "$@"', "sh"]
+    other = launch.start([*nodes.words, "run.steps=8", "--json"], prefix=hidden)
+    done = [one.wait(60) for one in (first, other)]
+    assert [one.returncode for one in done] == [78, 78], done[0].stderr + done[1].stderr
+    for one in done:
+        error = json.loads(one.stdout)["error"]
+        assert error["key"] == "run.dir" and "node 1 (on " in error["message"]
+        assert "does not see the run directory" in error["message"] and "that node 0 opened" in error["message"]
     assert launch.left_over() == {}

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def cluster_of(job: Job, procs: int | None, text: str) -> Cluster:
-    """The cluster of `--cluster`; of this host as many devices as `--procs` or the job say."""
+    """The cluster of `--cluster`; of this host as many devices as `--procs` or the job say, and as many such hosts."""
     import msgspec
 
     from paceline.cluster.probe import probe_host
@@ -86,7 +86,7 @@ def cluster_of(job: Job, procs: int | None, text: str) -> Cluster:
     cluster = parse_cluster(text, probe_host())
     if text == HERE:
         procs = int(job.launch.procs_per_node or cluster.devices)
-        return msgspec.structs.replace(cluster, devices_per_node=procs)
+        return msgspec.structs.replace(cluster, nodes=int(job.launch.nodes or 1), devices_per_node=procs)
     if procs is not None:
         raise UsageError(
             f"--procs {procs} has no effect beside --cluster {text}, which says how many devices there are",

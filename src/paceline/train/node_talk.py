@@ -16,7 +16,7 @@ from paceline.train.node_outcome import Report, gone
 from paceline.units import format_seconds
 from paceline.workers.nodes import TELL_SECONDS, NotHeard, Party
 from paceline.workers.presence import Presence, ended_key
-from paceline.workers.supervise import End
+from paceline.workers.supervise import Attempt, End
 from paceline.workers.watch import GroupResult
 
 _ECHO_SECONDS = 5.0
@@ -92,8 +92,20 @@ def report_of(serves: bool, leaving: str | None, result: GroupResult, directory:
     )  # fmt: skip
 
 
-def tell_meet(party: Party, delay_seconds: float) -> None:
-    party.share("next", {"meet": True, "delay_seconds": delay_seconds})
+def tell_meet(party: Party, delay_seconds: float, failed: Attempt | None = None) -> None:
+    """Have the nodes meet again; after an attempt that failed each of them counts it, for the one that may lead next."""
+    ended = None
+    if failed is not None:
+        ended = {**failed._asdict(), "error": None if failed.error is None else failed.error.to_record()}
+    party.share("next", {"meet": True, "delay_seconds": delay_seconds, "failed": ended})
+
+
+def failed_of(heard: dict[str, Any]) -> Attempt | None:
+    """The attempt that failed, as the leader saw it, if there was one."""
+    told = heard.get("failed")
+    if told is None:
+        return None
+    return Attempt(**{**told, "error": None if told["error"] is None else from_record(told["error"])})
 
 
 def tell_end(party: Party, end: End) -> None:

@@ -34,6 +34,7 @@ from paceline.train.node_talk import (
     Again,
     agree,
     broke_elsewhere,
+    failed_of,
     followed,
     heard_of,
     leader_of,
@@ -354,6 +355,10 @@ class _Node:
             say(f"paceline: {error.message}; it led the run")
             self._untold = result._replace(error=error, rank=None, fault="node", evidence=None, traceback=None)
             return None
+        failed = failed_of(heard)
+        if failed is not None:
+            # Its restarts count, whichever node leads the next attempt.
+            self._policy.after(failed)
         return followed(heard)
 
     def _reports(self, party: Party, presence: Presence) -> dict[int, Report | None]:
@@ -392,7 +397,11 @@ class _Node:
         if found.kind == "failed":
             outcome = self._after_failure(party, directory, account, result, reports, found)
             # Who was told to stop leaves, whatever the others do after the failure.
-            return End(interrupted(leaving, [], None)) if outcome is None and leaving is not None else outcome
+            return (
+                outcome
+                if outcome is not None or leaving is None
+                else End(result.error or interrupted(leaving, [], None))
+            )
         end = End(found.error)
         tell_end(party, end)
         return end
@@ -423,7 +432,7 @@ class _Node:
             return outcome
         say(*account.notes, *(() if outcome.again else traceback_lines(ended.traceback)))
         say(restart_line(outcome, directory.attempt + 1))
-        tell_meet(party, outcome.delay_seconds)
+        tell_meet(party, outcome.delay_seconds, ended)
         time.sleep(outcome.delay_seconds)
         self._launched = account.next_attempt(result, outcome.reason, ended.reached)
         return None

@@ -14,6 +14,7 @@ import torch
 
 from paceline.checkpoint import writer_lock
 from paceline.checkpoint.folders import list_steps, read_manifest
+from paceline.checkpoint.host_save import DESERTED_SECONDS
 from paceline.checkpoint.messages import KeepRule
 from paceline.checkpoint.saver import Saver
 from paceline.checkpoint.storage import open_storage
@@ -175,6 +176,21 @@ def test_a_failure_on_another_host_is_known_on_all(place: Path) -> None:
         run.save(1)
         assert sorted(failures(run)) == ["rank-00001"] * 2
         assert not (place / "step-00000001").exists() and run.states[-1] == ("failed", 1)
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_writer_whose_ranks_are_gone_does_not_wait_for_a_host_that_never_comes(place: Path, host: int) -> None:
+    with ranks(place, 2, hosts=2, timeout=60.0) as run:
+        run.save(1)
+        run.wait()
+        pid = writer_pid(run, host)
+        # The rank of this host stages alone and is gone; the other host never hears of the save.
+        run.savers[host].save(head(2), {})
+        leave(run, host)
+        began = time.monotonic()
+        assert await_end(pid, DESERTED_SECONDS + 10.0)
+        assert time.monotonic() - began > DESERTED_SECONDS / 2
+        assert list_steps(run.storage) == [1] and not (place / "step-00000002").exists()
 
 
 def test_a_failure_on_host_0_is_known_on_all(place: Path) -> None:

@@ -75,3 +75,12 @@ def test_a_node_that_comes_is_let_in_unless_the_run_is_to_end() -> None:
 def test_a_failure_beside_a_node_that_leaves_is_a_failure() -> None:
     found = told(report(DEAD, cause="own"), report(SAVED, leaving="SIGTERM"))
     assert found.kind == "failed" and found.node == 0
+
+
+def test_a_failure_ends_a_run_that_was_told_to_stop_on_all_nodes() -> None:
+    dead = report(DEAD)
+    assert not told(dead, report(ECHO, cause="consequence")).ends
+    assert told(dead, report(ECHO, cause="consequence", asked="control/stop")).ends
+    # One that leaves may be done without, unless the others meet at it.
+    assert not told(dead, report(ECHO, cause="consequence", leaving="SIGTERM")).ends
+    assert told(dead, report(ECHO, cause="consequence", leaving="SIGTERM", serves=True)).ends

@@ -37,6 +37,9 @@ FILES_AT_ONCE = 4
 NEXT_STEP_SECONDS = 30.0
 """How much longer than the files took the manifest waits for the result of the next step, at most."""
 POLL_SECONDS = 0.05
+DESERTED_SECONDS = 8.0
+"""How much longer a writer whose own ranks are gone waits for other hosts: theirs may be gone as well, and the writers of
+the next attempt wait for this one."""
 
 
 class Buffer(NamedTuple):
@@ -206,17 +209,24 @@ class HostSave:
         remove_parts(self._storage, self._folder, self._set_up.nodes)
 
     def _poll(self, done: Callable[[], bool], who: str, what: str) -> None:
-        deadline = time.monotonic() + self._set_up.timeout_seconds
+        began, timeout = time.monotonic(), self._set_up.timeout_seconds
         while not done():
-            if time.monotonic() > deadline:
-                waited = format_seconds(self._set_up.timeout_seconds)
-                raise PacelineError(
-                    f"{who} did not {what} for step {self.inbox.step} within {waited}",
-                    key="checkpoint.storage_timeout",
-                    values={"step": self.inbox.step, "folder": self._where, "seconds": self._set_up.timeout_seconds},
-                    hint="All hosts must see the same folder; look at what the ranks there printed last.",
+            now, deserted = time.monotonic(), self.inbox.deserted_at
+            if now - began > timeout:
+                raise self._too_late(who, what, f"within {format_seconds(timeout)}")
+            if deserted is not None and now - max(began, deserted) > DESERTED_SECONDS:
+                raise self._too_late(
+                    who, what, f"in the {format_seconds(DESERTED_SECONDS)} after this host's ranks ended"
                 )
             self.inbox.pause(POLL_SECONDS)
+
+    def _too_late(self, who: str, what: str, when: str) -> PacelineError:
+        return PacelineError(
+            f"{who} did not {what} for step {self.inbox.step} {when}",
+            key="checkpoint.storage_timeout",
+            values={"step": self.inbox.step, "folder": self._where, "seconds": self._set_up.timeout_seconds},
+            hint="All hosts must see the same folder; look at what the ranks there printed last.",
+        )
 
     def _patience(self) -> float:
         head = self.inbox.head

@@ -28,7 +28,10 @@ class Inbox:
         self.head: SaveHead | None = None
         self.own: dict[int, dict[str, Any]] = {}
         self.began = time.monotonic()
+        self.deserted_at: float | None = None
+        """When the last of this host's ranks was gone (CLOCK_MONOTONIC)."""
         self._ranks = frozenset(ranks)
+        self._gone: set[int] = set()
         self._timeout = timeout
         self._deadline = self.began + timeout
         self._taken: set[int] = set()
@@ -57,6 +60,9 @@ class Inbox:
                 self._missing.discard(rank)
                 self._stop(_lost(rank, self.step))
             self._next_known = True  # its attempt is over: no further step comes
+            self._gone.add(rank)
+            if self._gone >= self._ranks and self.deserted_at is None:
+                self.deserted_at = time.monotonic()
             self._changed.notify_all()
 
     def next_came(self, result: NextStep | None) -> None:

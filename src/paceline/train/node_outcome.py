@@ -53,12 +53,14 @@ class Follows(msgspec.Struct, frozen=True, kw_only=True):
     """What follows: all is `done`; the nodes `meet` again without a failure; one has `failed`; or the run `stops`, as asked.
 
     node: the one where it began, if it began somewhere.
+    ends: the run was told to stop on all nodes, or cannot go on without one that leaves; a failure then ends it.
     """
 
     kind: Literal["done", "meet", "failed", "stops"]
     error: PacelineError | None = None
     node: int | None = None
     reason: str = ""
+    ends: bool = False
 
 
 GONE_SECONDS = 8.0
@@ -81,9 +83,9 @@ def follows(reports: Mapping[int, Report | None], hosts: Mapping[int, str], leas
     failed = first_failure(reports, errors)
     if failed is None or (leavers and failed in told and told[failed].cause != "own"):
         return _stopped(told, errors, leavers, hosts, least)
-    if failed not in told:
-        return Follows(kind="failed", error=gone(failed, hosts[failed]), node=failed)
-    return Follows(kind="failed", error=errors[failed], node=failed)
+    error = errors[failed] if failed in told else gone(failed, hosts[failed])
+    ends = _is_stopped(told) or any(told[node].serves for node in leavers)
+    return Follows(kind="failed", error=error, node=failed, ends=ends)
 
 
 def first_failure(reports: Mapping[int, Report | None], errors: Mapping[int, PacelineError]) -> int | None:
@@ -104,9 +106,8 @@ def first_failure(reports: Mapping[int, Report | None], errors: Mapping[int, Pac
 def _stopped(
     told: Mapping[int, Report], errors: Mapping[int, PacelineError], leavers: list[int], hosts: Mapping[int, str], least: int
 ) -> Follows:  # fmt: skip
-    asked = [report.asked for report in told.values() if report.asked is not None]
-    stops = any(how.startswith(f"{FOLDER}/{STOP}") for how in asked)
-    comes = any(how.startswith(DOOR) for how in asked)
+    stops = _is_stopped(told)
+    comes = any(report.asked is not None and report.asked.startswith(DOOR) for report in told.values())
     stay = [node for node in told if node not in leavers]
     serves = any(told[node].serves for node in leavers)
     if not stops and (leavers or comes) and len(stay) >= least and not serves:
@@ -118,6 +119,11 @@ def _stopped(
     if leavers and not stops:
         error.message += f" ({_why_end(leavers, hosts, len(stay), least, serves=serves)})"
     return Follows(kind="stops", error=error)
+
+
+def _is_stopped(told: Mapping[int, Report]) -> bool:
+    """Whether the whole run was told to stop."""
+    return any(report.asked is not None and report.asked.startswith(f"{FOLDER}/{STOP}") for report in told.values())
 
 
 def _why_meet(leavers: list[int], hosts: Mapping[int, str], stay: int) -> str:

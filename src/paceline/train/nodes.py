@@ -395,20 +395,14 @@ class _Node:
             self._launched = account.next_attempt(result, found.reason, last_step(directory))
             return None
         if found.kind == "failed":
-            outcome = self._after_failure(party, directory, account, result, reports, found)
-            # Who was told to stop leaves, whatever the others do after the failure.
-            return (
-                outcome
-                if outcome is not None or leaving is None
-                else End(result.error or interrupted(leaving, [], None))
-            )
+            return self._after_failure(party, directory, account, result, reports, found, leaving)
         end = End(found.error)
         tell_end(party, end)
         return end
 
     def _after_failure(
         self, party: Party, directory: RunDirectory, account: Account, result: GroupResult,
-        reports: dict[int, Report | None], found: Follows,
+        reports: dict[int, Report | None], found: Follows, leaving: str | None,
     ) -> End | None:  # fmt: skip
         assert found.error is not None and found.node is not None
         report = reports[found.node] or Report(host=str(party.told[found.node]["host"]), fault="node")
@@ -422,7 +416,7 @@ class _Node:
         told = [one for one in reports.values() if one is not None]
         ended = attempt_of(result, directory)._replace(
             error=found.error, signature=report.signature, reached=max(last_step(directory), *(r.reached for r in told)),
-            agreed=len(told) == len(reports) and all(one.agreed for one in told), told_to_stop=False,
+            agreed=len(told) == len(reports) and all(one.agreed for one in told), told_to_stop=found.ends,
             traceback=report.traceback,
         )  # fmt: skip
         outcome = self._policy.after(ended)
@@ -433,6 +427,10 @@ class _Node:
         say(*account.notes, *(() if outcome.again else traceback_lines(ended.traceback)))
         say(restart_line(outcome, directory.attempt + 1))
         tell_meet(party, outcome.delay_seconds, ended)
+        if leaving is not None:
+            # Who was told to stop leaves, whatever the others do after the failure.
+            account.restart(result, outcome.reason, ended.reached)
+            return End(result.error or interrupted(leaving, [], None))
         time.sleep(outcome.delay_seconds)
         self._launched = account.next_attempt(result, outcome.reason, ended.reached)
         return None

@@ -183,7 +183,7 @@ def _attached(world: World, key: str) -> tuple[RunDirectory | None, PacelineErro
 
 def not_shared(who: str, path: str, holder: str) -> PacelineError:
     """The error where `who`, on this host, does not see what `holder` opened."""
-    return PacelineError(
+    return JobError(
         f"{who} (on {os.uname().nodename}) does not see the run directory {path} that {holder} opened",
         key="run.dir",
         values={"who": who, "directory": path},

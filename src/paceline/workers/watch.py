@@ -285,15 +285,35 @@ class _Watch:
         self.asked = how
         for worker in self.group.live():
             worker.send(signal.SIGTERM)
-        self._until(lambda: not self.group.live() or self.interrupts.leaves, self.stop_seconds)
+        vain: Decision | None = None
+
+        def is_over() -> bool:
+            nonlocal vain
+            live = self.group.live()
+            if live and not self.interrupts.leaves:
+                vain = self._in_vain(live)
+            return not live or self.interrupts.leaves or vain is not None
+
+        self._until(is_over, self.stop_seconds)
         killed = [worker.rank for worker in self.group.live()]
         endings = self._endings()
         self._end()
+        if vain is not None:
+            return vain
         told = [e for e in endings if e.verdict is not None or e.returncode == 0]
         if len(told) == len(endings) and not any(e.failed for e in told):
             return None
         at_once = bool(killed) and self.interrupts.leaves
         return decide.stopped(told, how, killed, None if at_once else self.stop_seconds)
+
+    def _in_vain(self, live: list[Worker]) -> Decision | None:
+        """Why ranks that are to stop never will: one that does not move, here or on another host, ends no step."""
+        if (error := self.elsewhere()) is not None:
+            return Decision(error, None, cause="consequence")
+        if not self.joined or self.watchdog is None:
+            return None
+        stall = self.watchdog.tick([worker.rank for worker in live])
+        return decide.stalled(stall, self.group.world_size) if stall is not None else None
 
     def _late(self, live: list[Worker]) -> Decision | None:
         """A decision where the workers do not meet, or where none of them moves."""

@@ -173,6 +173,17 @@ def test_before_the_first_step_it_leaves_at_once_and_twice_leaves_at_once(launch
     assert exits == [130, 75, 75, 130]
     assert not list(read_records(run, kinds=("fault",))), "to be told to stop is no fault"
 
+    # Nor is its grace waited for where no step can end any more: who holds it up is named.
+    running = begin(launch)
+    os.kill(workers(running)[1], signal.SIGSTOP)
+    began = time.monotonic()
+    running.signal(signal.SIGTERM)
+    done = running.wait(40)
+    assert done.returncode == 75 and time.monotonic() - began < GRACE - 5.0, done.stderr
+    assert f"the checkpoint of step {newest(run)} stands" in done.stderr and "stopped: rank 1" in done.stderr
+    (fault,) = read_records(run, kinds=("fault",))
+    assert (fault["kind_of_fault"], fault["rank"]) == ("stopped", 1) and "interrupted by SIGTERM" in fault["message"]
+
 
 @pytest.mark.soak
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

@@ -228,7 +228,7 @@ def test_a_leader_that_is_told_to_stop_leaves_though_a_rank_elsewhere_fails_firs
     time.sleep(0.2)
     first.signal(signal.SIGTERM)
     done = first.wait(60)
-    assert done.returncode == 76 and "stopped: rank 1" in done.stdout, done.stderr
+    assert done.returncode in (75, 130) and "interrupted by SIGTERM" in done.stdout, done.stderr
     # It served the place where all meet, so the run ends on both.
     assert other.wait(60).returncode == 76
     (fault,) = read_records(nodes.run, kinds=("fault",))

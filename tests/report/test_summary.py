@@ -14,7 +14,7 @@ from paceline.errors import JobError
 from paceline.report.summary import series, summarise
 from paceline.report.text import compare, describe
 from paceline.run.directory import RunDirectory
-from paceline.run.records import RecordWriter
+from paceline.run.records import RecordWriter, Summary, Window
 
 
 def test_the_document_has_what_the_contract_names(tmp_path: Path) -> None:
@@ -50,6 +50,23 @@ def test_the_slowest_rank_is_named(tmp_path: Path) -> None:
     rows = {row["part"]: row for row in summarise(tmp_path)["rank_parts"]}
     assert rows["data_wait"]["rank"] == 1
     assert rows["data_wait"]["mean_seconds"] > 1.04 * rows["data_wait"]["median_rank_seconds"]
+
+
+def test_what_a_rank_waits_for_others_does_not_make_it_the_slowest(tmp_path: Path) -> None:
+    with RecordWriter(tmp_path, 1) as writer:
+        writer.write(started())
+        for number in range(1, 5):
+            writer.write(step(number))
+        for rank, forward, waits in ((0, 0.060, 0.0), (1, 0.061, 0.04)):
+            whole, own, wait = (Summary(4, 4 * s, s, s, 1) for s in (forward, forward - waits, 0.01 * rank))
+            parts, less = (
+                {"forward": whole, "reduce_exposed": wait},
+                {"forward": own, "reduce_exposed": Summary(4, 0, 0, 0, 1)},
+            )
+            writer.write(Window(step=4, first_step=1, rank=rank, parts=parts, own=less))
+    rows = {row["part"]: row for row in summarise(tmp_path)["rank_parts"]}
+    assert (rows["forward"]["rank"], rows["forward"]["mean_seconds"]) == (0, pytest.approx(0.06))
+    assert (rows["reduce_exposed"]["rank"], rows["reduce_exposed"]["mean_seconds"]) == (1, pytest.approx(0.01))
 
 
 def test_planned_stands_beside_measured(tmp_path: Path) -> None:

@@ -65,13 +65,13 @@ def test_long_sections_are_held_to_five_times_the_longest_seen() -> None:
 def test_doubt_waits_and_waits_longer_after_it_was_costly() -> None:
     limits = limits_of(*[0.1] * 100)
     assert [limits.act_seconds("step", doubt) for doubt in ("none", "asleep", "busy", "storage")] == pytest.approx(
-        [2.3, 2.3, 9.2, 23]
+        [times * STEP_FLOOR_SECONDS for times in (1, 1, 4, 10)]
     )
     # A compiler in the middle of a run.
     assert limits.act_seconds("step", "works") == STARTING_SECONDS["compile"]
     limits.doubt_was_costly()
     assert [limits.act_seconds("step", doubt) for doubt in ("none", "asleep", "busy", "storage")] == pytest.approx(
-        [2.3, 9.2, 36.8, 92]
+        [times * STEP_FLOOR_SECONDS for times in (1, 4, 16, 40)]
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.report.attempts import Attempt, Entry, Run, median
 from paceline.run.records import PARTS
+from paceline.telemetry.stragglers import WAITS
 
 _WARM_UP_STEPS = 2
 
@@ -31,11 +32,16 @@ def step_parts(steps: list[Entry]) -> dict[str, dict[str, float]]:
 
 
 def rank_parts(attempts: list[Attempt]) -> list[dict[str, Any]]:
-    """Per part: mean seconds a step of the slowest rank, which it is, the median over ranks, and its worst step."""
+    """Per part: mean seconds a step of the slowest rank, which it is, the median over ranks, and its worst step.
+
+    What a rank waits for others within a part is no work of its own and does not count, but for the parts that are waits.
+    """
     sums: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
     worst: dict[tuple[str, int], Mapping[str, Any]] = {}
     for window in (record for attempt in attempts[-1:] for record in attempt.of("window")):
-        for part, summary in window["parts"].items():
+        own = window.get("own") or {}
+        for part, whole in window["parts"].items():
+            summary = whole if part in WAITS else own.get(part, whole)
             total = sums[part][window["rank"]]
             total[0] += summary["sum"]
             total[1] += summary["count"]

@@ -89,8 +89,9 @@ class Account:
         """What could not be written, to be said."""
 
     def fault(self, result: GroupResult, error: PacelineError, step: int, host: str | None = None) -> None:
-        """What broke, on this host or another, in the attempt that has just ended. That somebody ended it is no fault."""
-        if isinstance(error, Preempted | Interrupted):
+        """What broke, on this host or another, in the attempt that has just ended. That somebody ended it is no fault, but
+        what kept it from ending as it should is one."""
+        if isinstance(error, Preempted | Interrupted) and result.fault is None:
             return
         self._write(
             Fault(step=step, rank=result.rank, host=host or os.uname().nodename,

@@ -421,16 +421,17 @@ class _Node:
         )  # fmt: skip
         outcome = self._policy.after(ended)
         account.fault(everywhere, found.error, ended.reached, report.host)
+        # Who was told to stop leaves, whatever the others do after the failure.
+        own_end = None if leaving is None else End(result.error or interrupted(leaving, [], None))
         if isinstance(outcome, End):
             tell_end(party, outcome)
-            return outcome
+            return own_end or outcome
         say(*account.notes, *(() if outcome.again else traceback_lines(ended.traceback)))
         say(restart_line(outcome, directory.attempt + 1))
         tell_meet(party, outcome.delay_seconds, ended)
-        if leaving is not None:
-            # Who was told to stop leaves, whatever the others do after the failure.
+        if own_end is not None:
             account.restart(result, outcome.reason, ended.reached)
-            return End(result.error or interrupted(leaving, [], None))
+            return own_end
         time.sleep(outcome.delay_seconds)
         self._launched = account.next_attempt(result, outcome.reason, ended.reached)
         return None

@@ -149,6 +149,14 @@ def stopped(told: Sequence[Ending], how: str, killed: Sequence[int], waited: flo
     return Decision(error or interrupted(how, killed, waited), None)
 
 
+def stopped_in_vain(how: str, vain: Decision) -> Decision:
+    """A request to stop that was made `how` can come to nothing, for what `vain` says."""
+    error = interrupted(how, [], None)
+    error.message += f": {vain.error.message}"
+    error.values = {**error.values, "fault": vain.fault, "rank": vain.rank}
+    return vain._replace(error=error)
+
+
 def _is_interrupted(ending: Ending) -> bool:
     return ending.verdict is not None and ending.verdict.exit == Interrupted.exit_code
 

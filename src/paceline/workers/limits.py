@@ -1,6 +1,6 @@
 """How long a rank may be silent before it counts as stalled: learned from what its run has shown, section by section.
 
-A step, and a wait for data, may take 4.4 times the 99th percentile of those seen and at least 2.3 s: with the supervisor's
+A step, and a wait for data, may take 4.4 times the 99th percentile of those seen and at least 2.1 s: with the supervisor's
 own looks that is under five times, and under 3 s. The first steps of a process count apart (`heartbeat.FIRST_STEPS`). Other
 sections may take five times the longest one seen. Where the cause of a silence is not sure the limit is logged first, and
 acted on later: a missed stall costs a bounded time, a false one a restart of a sound run.
@@ -17,7 +17,7 @@ Doubt = Literal["none", "asleep", "busy", "storage", "works"]
 """How sure a verdict is: certain; the rank behind does nothing; it is busy at one place; it waits for a disk or a network; it
 works and gets on, as a compiler does."""
 
-STEP_FLOOR_SECONDS = 2.3
+STEP_FLOOR_SECONDS = 2.1
 STEP_FACTOR = 4.4
 ASLEEP_FACTOR = 12.0
 """Of the 99th percentile: a step of ten times the usual length that only sleeps is no stall."""

@@ -299,7 +299,7 @@ class _Watch:
         endings = self._endings()
         self._end()
         if vain is not None:
-            return vain
+            return decide.stopped_in_vain(how, vain)
         told = [e for e in endings if e.verdict is not None or e.returncode == 0]
         if len(told) == len(endings) and not any(e.failed for e in told):
             return None

@@ -36,22 +36,37 @@ def _sum_later(tensor: torch.Tensor) -> torch.Tensor:
 WAYS = {"in place": _sum_in_place, "later": _sum_later, "in a graph": _sum_in_graph}
 
 
-def wait_for_the_late(rank: int, world_size: int, way: str) -> tuple[float, list[float]]:
-    """Seconds waited while the last rank comes late, and the sum."""
+def wait_for_the_late(rank: int, world_size: int, way: str) -> tuple[float, list[float], int]:
+    """Seconds waited while the last rank comes late, the sum, and how often another thread ran meanwhile."""
     count_waits()
+    over, ticks = threading.Event(), 0
+
+    def tick() -> None:
+        nonlocal ticks
+        while not over.wait(0.01):
+            ticks += 1
+
+    beside = threading.Thread(target=tick)
+    beside.start()
     dist.barrier()
     before = waited_seconds()
     if rank == world_size - 1:
         time.sleep(LATE_SECONDS)
+    ticked = ticks
     total = WAYS[way](torch.full((3,), float(rank)))
-    return waited_seconds() - before, total.tolist()
+    ticked = ticks - ticked
+    over.set()
+    beside.join()
+    return waited_seconds() - before, total.tolist(), ticked
 
 
 @pytest.mark.parametrize("way", list(WAYS))
 def test_the_early_rank_waits_and_the_late_one_does_not(pool: Pool, way: str) -> None:
-    (early, total), (late, _) = pool.run(wait_for_the_late, 2, way)
+    (early, total, ticks), (late, _, _) = pool.run(wait_for_the_late, 2, way)
     assert total == [1.0, 1.0, 1.0]
     assert early > LATE_SECONDS / 2 and late < LATE_SECONDS / 2, (early, late)
+    # Gloo's own thread needs the interpreter to give tensors back: whoever kept it while it waits would wait for ever.
+    assert ticks >= 5, "the interpreter was held"
 
 
 def wait_in_another_thread(rank: int, world_size: int) -> float:

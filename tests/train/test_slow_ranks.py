@@ -26,7 +26,7 @@ from paceline.train.window import WindowFacts
 from tests.docs.markdown import copy_examples
 from tests.telemetry.test_stragglers import rank_parts, window
 
-TRIALS = 10
+TRIALS, SPLIT_TRIALS = 10, 3
 SPLITS = ("parallel.dp_shard=2", "parallel.tp=2", "parallel.cp=2")
 """Layouts in which ranks wait for each other in the midst of forward and backward."""
 LITTLE = ["data.sequence_length=32", "model.num_layers=2", "data.eval_sequences=24"]
@@ -102,14 +102,14 @@ def test_a_slow_rank_is_named_where_ranks_wait_within_a_pass(tmp_path: Path, mon
 @pytest.mark.soak
 @pytest.mark.limit(900)
 @pytest.mark.parametrize("split", [*SPLITS, "parallel.tp=2 parallel.compile=true"])
-def test_a_slow_rank_is_named_ten_times_of_ten_where_ranks_split(
+def test_a_slow_rank_is_named_each_time_where_ranks_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
 ) -> None:
     if reason := reach.why_not(BY_KIND["slow-cpu"], 2):
         pytest.skip(reason)
     copy_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
-    slow_rank_of(split.split(), "slow-cpu", TRIALS)
+    slow_rank_of([*split.split(), *LITTLE], "slow-cpu", SPLIT_TRIALS)
 
 
 @pytest.mark.soak

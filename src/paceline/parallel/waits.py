@@ -16,6 +16,12 @@ import torch
 import torch.distributed as dist
 
 _FUNCTIONAL, _WAIT = "_c10d_functional", "wait_tensor"
+_ELSEWHERE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+"""Where torch's own kernel of the operator, which is one for all devices, is still found once the CPU has ours.
+
+Dispatching there lets go of the interpreter while it waits; what `torch.library.get_kernel` gives does not (torch 2.13), and
+then Gloo's thread, which needs it to give back the tensors of the collective before, and this one wait for each other.
+"""
 
 _seconds = 0.0
 _thread = 0
@@ -40,17 +46,17 @@ def count_waits() -> None:
 
     work_class: Any = dist.Work
     work_class.wait = wait
-    kernel = torch.library.get_kernel(f"{_FUNCTIONAL}::{_WAIT}", "CPU")
+    operator: Any = getattr(getattr(torch.ops, _FUNCTIONAL), _WAIT).default._handle
 
-    def wait_tensor(keys: Any, tensor: torch.Tensor) -> Any:
+    def wait_tensor(tensor: torch.Tensor) -> Any:
         began = time.perf_counter()
         try:
-            return kernel.call_boxed(keys, tensor)
+            return operator.redispatch_boxed(_ELSEWHERE, tensor)
         finally:
             _count(began)
 
     _library = torch.library.Library(_FUNCTIONAL, "IMPL")  # type: ignore[no-untyped-call]
-    _library.impl(_WAIT, wait_tensor, "CPU", with_keyset=True)  # type: ignore[no-untyped-call]
+    _library.impl(_WAIT, wait_tensor, "CPU")  # type: ignore[no-untyped-call]
 
 
 def waited_seconds() -> float:

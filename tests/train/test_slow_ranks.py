@@ -68,7 +68,8 @@ def test_half_a_cpu_is_named_ten_times_of_ten_with_its_true_score(
         assert trial.survived and (trial.named, trial.named_rank) == ("compute", trial.struck_rank), (number, trial)
         run, rank, step = Path(trial.run_dir), int(trial.struck_rank or 0), int(trial.struck_step or 0)
         (found,) = read_records(run, kinds=("straggler",))
-        true = own_work(ground.undisturbed.run_dir, rank, step) / own_work(run, rank, step)
+        # Of the same minutes: the undisturbed run, some minutes earlier, differs by a quarter on a shared processor.
+        true = own_work(run, 1 - rank, step) / own_work(run, rank, step)
         print(f"{number}: score {1.0 / found['ratio']:.3f}, true {true:.3f}")
         assert abs(1.0 / found["ratio"] - true) <= 0.1
 

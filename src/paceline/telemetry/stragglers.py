@@ -145,8 +145,8 @@ def _slow(rank: int, ranks: Sequence[int], recent: Sequence[Mapping[int, Work]])
         f"{format_seconds(statistics.median(last[p].waits for p in ranks if p != rank))}"
     )
     more = _cross_check(last[rank], [last[p] for p in ranks if p != rank]) if cause == "compute" else ""
-    mean = statistics.fmean(score(rank, ranks, window) for window in recent)
-    return Finding(rank, last[rank].host, cause, mean, told + more)
+    # Of the newest window: a part of the first one may have been before it began.
+    return Finding(rank, last[rank].host, cause, score(rank, ranks, last), told + more)
 
 
 def _cross_check(own: Work, peers: Sequence[Work]) -> str:

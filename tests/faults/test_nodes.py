@@ -194,7 +194,7 @@ def test_a_stopped_rank_is_named_by_its_own_node_and_told_on_all(launch: Launche
     control.write_text("3\n")
     while len(list(read_records(nodes.run, kinds=("step",)))) < 20:
         time.sleep(0.1)
-    first.until("control/procs changes nothing: of several hosts each has 1 ranks")
+    first.until("control/procs changes nothing: of several hosts each has its own 1")
     assert not control.exists() and [world for world, _ in nodes.started()] == [2]
     stop_rank_1(launch)
     began = time.monotonic()

@@ -315,7 +315,7 @@ class _Node:
 
         def asked() -> str | None:
             if self.leads and control.asked(PROCS):
-                say(f"paceline: control/{PROCS} changes nothing: of several hosts each has {self._procs} ranks")
+                say(f"paceline: control/{PROCS} changes nothing: of several hosts each has its own {self._procs}")
                 say(*filter(None, [control.done(PROCS)]))
             has_room = party.nodes < max(self._sizes)
             return f"{DOOR}: a node has come" if self.leads and has_room and presence.at_the_door else None

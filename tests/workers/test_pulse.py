@@ -200,12 +200,16 @@ def test_ranks_that_all_wait_for_another_host_are_left_to_its_own_watchdog(monke
         played = Played(monkeypatch, **options)
         monkeypatch.setattr(played, "_view", lambda rank: Played._view(played, 0)._replace(rank=rank))
         stall = played.until(900.0)
-        assert stall is not None and stall.finding.kind == "link"
+        assert stall is not None and stall.finding.kind == "link" and len(played.said) == 1
         return played.now - played.beats[0].time
 
     assert ended_after() < 12.0
     # Longer than what is in doubt, or works, may take there.
     assert ended_after(others=True) > 1.5 * 10.0 * STEP_FLOOR_SECONDS
+    # It is on record there within three seconds: nothing is said of it here before that.
+    played = Played(monkeypatch, others=True)
+    monkeypatch.setattr(played, "_view", lambda rank: Played._view(played, 0)._replace(rank=rank))
+    assert played.until(3.0) is None and played.said == []
 
 
 def test_log_only_never_acts(monkeypatch: pytest.MonkeyPatch) -> None:

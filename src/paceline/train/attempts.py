@@ -26,6 +26,9 @@ _FROM_OUTSIDE = (-1, -2, -9, -15)
 _FROM_ELSEWHERE = ("stopped", "link")
 """Faults of a machine or of who uses it: two of them say nothing about the job either."""
 
+SUSPECTED = "suspected: "
+"""How the message of a fault begins that nothing has been done about."""
+
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
 _RANKS = re.compile(r"\branks? [#, ]+")
 
@@ -105,7 +108,7 @@ class Account:
         self._write(
             Fault(step=max(0, stall.snapshot.ranks[first].step), rank=first, host=stall.snapshot.host,
                   kind_of_fault=stall.finding.kind, evidence=screen.evidence(stall.finding, stall.snapshot),
-                  message=f"suspected: {message}")
+                  message=f"{SUSPECTED}{message}")
         )  # fmt: skip
 
     def next_attempt(self, result: GroupResult, reason: str, step: int) -> float:

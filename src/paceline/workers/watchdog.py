@@ -142,24 +142,26 @@ class Watchdog:
         limit = self._limits.act_seconds(view.section, finding.doubt)
         if view.waiting and finding.kind == "storage":
             limit = self._waiting_seconds
+        tells_after = self._limits.of(view.section)
         if self._others and finding.kind == "link" and not any(v.unacknowledged for v in snapshot.ranks.values()):
             # A rank of another host may hold up all of these: whoever watches it can tell, and comes first.
             limit = max(limit, ELSEWHERE * self._limits.act_seconds(view.section, "works"))
+            tells_after *= ELSEWHERE
         stall = Stall(finding, snapshot, limit)
         long_stopped = finding.kind == "stopped" and set(stopped) >= set(finding.ranks)
         if self._act and (long_stopped or view.silent_seconds >= limit):
             return stall
-        self._tell(stall, view.silent_seconds, self._limits.of(view.section))
+        self._tell(stall, view.silent_seconds, tells_after)
         self._pause = min(_LONGEST_PAUSE_SECONDS, 1.2 * self._pause)
         # The next look comes when it can be acted on, so that nothing waits longer than its limit.
         left = limit - view.silent_seconds
         self._next_look = time.monotonic() + (min(left, self._pause) if left > 0 else self._pause)
         return None
 
-    def _tell(self, stall: Stall, silent: float, limit: float) -> None:
-        """Once for each kind."""
+    def _tell(self, stall: Stall, silent: float, after: float) -> None:
+        """Once for each kind, where the silence is longer than `after` seconds."""
         told = self._warned
-        if silent < limit or (told is not None and told.finding.kind == stall.finding.kind):
+        if silent < after or (told is not None and told.finding.kind == stall.finding.kind):
             return
         self._warned = stall
         text = screen.sentence(stall.finding, stall.snapshot)

@@ -155,6 +155,19 @@ def test_a_slow_network_on_one_host_names_no_rank() -> None:
     assert (found.rank, found.cause) == (None, "link")
 
 
+def test_a_rank_that_begins_to_seem_slow_is_waited_for_before_a_link_is_told() -> None:
+    sound, mixed, slow = (
+        works(rank_parts(0.02, waits), rank_parts(own, waits))
+        for own, waits in ((0.02, 0.004), (0.025, 0.3), (0.08, 0.3))
+    )
+    assert [one.cause for one in found_in([sound, sound, mixed, mixed])] == ["link"]
+    assert found_in([sound, sound, mixed, slow]) == []
+    (found,) = found_in([sound, sound, mixed, slow, slow])
+    assert (found.rank, found.cause) == (1, "compute")
+    (found,) = found_in([sound, sound, slow, mixed])
+    assert (found.rank, found.cause) == (None, "link")
+
+
 def test_the_watch_reads_windows_as_they_are_written_and_tells_each_straggler_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,13 +108,12 @@ def find(windows: Sequence[Mapping[int, Work]], like: Sequence[Sequence[int]]) -
     recent = windows[-WINDOWS:]
     if len(recent) < WINDOWS:
         return []
-    found = [
-        _slow(rank, ranks, recent)
-        for ranks in like
-        for rank in ranks
-        if len(ranks) > 1 and _is_slow(rank, ranks, recent)
-    ]
-    return found or _link(windows)
+    peers = [(rank, ranks) for ranks in like for rank in ranks if len(ranks) > 1]
+    found = [_slow(rank, ranks, recent) for rank, ranks in peers if _is_slow(rank, ranks, recent)]
+    if found or any(_is_slow(rank, ranks, recent[-1:]) for rank, ranks in peers):
+        # For a rank that seems slow all others wait as they would for a link: the next window tells which it is.
+        return found
+    return _link(windows)
 
 
 def score(rank: int, ranks: Sequence[int], window: Mapping[int, Work]) -> float:

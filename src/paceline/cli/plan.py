@@ -77,22 +77,20 @@ def run(args: argparse.Namespace) -> int:
 
 def cluster_of(job: Job, procs: int | None, text: str) -> Cluster:
     """The cluster of `--cluster`; of this host as many devices as `--procs` or the job say, and as many such hosts."""
-    import msgspec
-
+    from paceline.cli.planned import cluster_here
     from paceline.cluster.probe import probe_host
     from paceline.cluster.spec import HERE, parse_cluster
     from paceline.errors import UsageError
 
-    cluster = parse_cluster(text, probe_host())
     if text == HERE:
-        procs = int(job.launch.procs_per_node or cluster.devices)
-        return msgspec.structs.replace(cluster, nodes=int(job.launch.nodes or 1), devices_per_node=procs)
+        # The command line has put --procs into the job.
+        return cluster_here(job)
     if procs is not None:
         raise UsageError(
             f"--procs {procs} has no effect beside --cluster {text}, which says how many devices there are",
             hint="Write the number into --cluster, or remove --procs.",
         )
-    return cluster
+    return parse_cluster(text, probe_host())
 
 
 def _against(args: argparse.Namespace) -> int:

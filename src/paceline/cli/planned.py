@@ -74,16 +74,25 @@ def planned_words(job: Job, procs: int | None = None, nodes: int | None = None) 
 
 
 def _cluster(job: Job, procs: int | None, nodes: int | None) -> Cluster:
+    from paceline.workers.environment import is_worker, ranks
+
+    if not is_worker():
+        return cluster_here(job, procs, nodes)
+    world = ranks()
+    each = world.local_world_size
+    return cluster_here(job, each, max(1, world.world_size // each))
+
+
+def cluster_here(job: Job, procs: int | None = None, nodes: int | None = None) -> Cluster:
+    """Hosts like this one: as many, and each with as many devices, as given or else as the job says."""
     import msgspec
 
     from paceline.cluster.probe import probe_host
     from paceline.cluster.spec import HERE, parse_cluster
-    from paceline.workers.environment import is_worker, ranks
 
     here = parse_cluster(HERE, probe_host())
-    if not is_worker():
-        each = procs or int(job.launch.procs_per_node or here.devices)
-        return msgspec.structs.replace(here, nodes=nodes or int(job.launch.nodes or 1), devices_per_node=each)
-    world = ranks()
-    each = world.local_world_size
-    return msgspec.structs.replace(here, nodes=max(1, world.world_size // each), devices_per_node=each)
+    return msgspec.structs.replace(
+        here,
+        nodes=nodes or int(job.launch.nodes or 1),
+        devices_per_node=procs or int(job.launch.procs_per_node or here.devices),
+    )

@@ -18,17 +18,17 @@ from typing import Any
 import msgspec
 
 from paceline.cluster.probe import probe_host
-from paceline.errors import Interrupted, JobError, PacelineError, RunHeld, Stalled
+from paceline.errors import Interrupted, PacelineError, Stalled
 from paceline.job.load import Job
 from paceline.job.resolve import Resolved, procs_here
 from paceline.job.write import resolved_values
 from paceline.run.control import DOOR, PROCS, Control
 from paceline.run.directory import RunDirectory
 from paceline.run.files import write_atomic
-from paceline.run.lease import EXPIRES_SECONDS
 from paceline.train.attempts import Account, attempt_of, last_step, restart_line, summary, traceback_lines
 from paceline.train.elastic import JobFor, resolve_nodes
 from paceline.train.local_attempt import Attempt, run_attempt, say
+from paceline.train.node_directory import NodeDirectory
 from paceline.train.node_outcome import GONE_SECONDS, Follows, Report, follows, gone
 from paceline.train.node_talk import (
     Again,
@@ -43,7 +43,6 @@ from paceline.train.node_talk import (
     tell_meet,
 )
 from paceline.train.requests import with_what_stands
-from paceline.train.shared_run import not_shared, open_run
 from paceline.units import Procs
 from paceline.workers.decide import interrupted
 from paceline.workers.interrupts import Asked, Interrupts, raising
@@ -54,9 +53,6 @@ from paceline.workers.signals import signal_name
 from paceline.workers.start import Place, WorkerGroup
 from paceline.workers.supervise import End, Supervision
 from paceline.workers.watch import GroupResult
-
-SEEN_SECONDS = 10.0
-"""A directory that another host has made appears here after a while: file systems between hosts keep what they have seen."""
 
 
 def supervise_nodes(
@@ -95,8 +91,8 @@ def supervise_nodes(
             error = node.run()
         if error is not None:
             raise error
-        directory = node.directory or RunDirectory.attach(job.run_path, 1)
-        if node.leads:
+        directory = node.shared.run or RunDirectory.attach(job.run_path, 1)
+        if node.shared.leads:
             say(f"report: {report(directory.path)}")
         return summary(directory, node.resolved)
 
@@ -105,9 +101,8 @@ class _Node:
     """This host's supervisor, over the attempts of one command.
 
     Attributes:
-        directory: of the run, once it is known; held where this node leads.
+        shared: the run's directory, as this node has it.
         resolved: the job as the present attempt runs it.
-        leads: whether this node holds the directory.
     """
 
     def __init__(
@@ -117,26 +112,19 @@ class _Node:
         self._job, self._words, self._plan, self._member = job, words, plan, member
         self._procs, self._sizes, self._endpoint = procs, sizes, str(job.launch.rendezvous)
         self.resolved = next(iter(sizes.values()))
-        self.directory: RunDirectory | None = None
-        self.leads = False
+        self.shared = NodeDirectory()
         recovery = job.recovery
         self._policy = Supervision(
             recovery.max_restarts, float(recovery.backoff), restart_stalled=recovery.on_stall != "stop"
         )
         self._limits = Limits(None if recovery.stall_timeout is None else float(recovery.stall_timeout))
-        self._launched = time.time()
         self._opened = 0
         self._party: Party | None = None
-        self._untold: GroupResult | None = None
-        """The end of an attempt whose leader is gone: for the records, by the one that leads after it."""
-        self._met: set[tuple[str, int]] = set()
-        """Host and process of every supervisor that took part."""
 
     def close(self) -> None:
         """Give the directory back, and leave the others to themselves."""
         self._member.leave()
-        if self.directory is not None:
-            self.directory.release()
+        self.shared.release()
 
     def run(self) -> PacelineError | None:
         """Attempt after attempt; the error that the run ends with on this node, if any."""
@@ -144,7 +132,7 @@ class _Node:
             while True:
                 party = self._meet()
                 with contextlib.suppress(Again), self._presence(party) as presence:
-                    if self._open(party, presence):
+                    if self.shared.open(party, presence, self.resolved):
                         return self._over(None)
                     end = self._attempt(party, presence)
                     if end is not None:
@@ -164,7 +152,7 @@ class _Node:
 
     def _ended(self, error: PacelineError, traceback: str | None = None) -> PacelineError:
         """The error of the command, once it is on record; of one that leads."""
-        directory = self.directory
+        directory = self.shared.run
         if directory is None:
             return error
         step = last_step(directory)
@@ -172,7 +160,7 @@ class _Node:
             error = with_what_stands(error, self.resolved.job.checkpoint.place(directory.path), step)
         with Interrupts():
             account = Account(directory)
-            if self.leads:
+            if self.shared.leads:
                 account.end(error, step)
             say(*account.notes, *traceback_lines(traceback))
         return error
@@ -185,12 +173,11 @@ class _Node:
         """
         told = {
             "host": os.uname().nodename, "pid": os.getpid(), "address": self._member.address, "procs": self._procs,
-            "leads": self.leads, "serves": self._member.serves,
+            "leads": self.shared.leads, "serves": self._member.serves,
             "values": msgspec.to_builtins(resolved_values(next(iter(self._sizes.values()))), enc_hook=str),
         }  # fmt: skip
         self._party = party = self._member.meet(told)
         agree(party)
-        self._met |= {(one["host"], one["pid"]) for one in party.told}
         self.resolved = self._sizes[party.nodes]
         names = ", ".join(str(one["host"]) for one in party.told)
         say(f"paceline: node {party.node_rank} of {party.nodes} ({names})")
@@ -199,98 +186,12 @@ class _Node:
     def _presence(self, party: Party) -> Presence:
         return Presence(party, self._member.waiting, lambda: lost_endpoint(self._endpoint), GONE_SECONDS)
 
-    def _open(self, party: Party, presence: Presence) -> bool:
-        """Have the run's directory: opened here for all, or as another node has it. Whether the run is done already.
-
-        Raises:
-            PacelineError: what one of the nodes has found, on all of them.
-        """
-        leader = leader_of(party)
-        is_ours = leader == party.node_rank
-        try:
-            run = self._hold(party, presence) if is_ours else self._attach(party, leader, presence)
-        except Again:
-            if is_ours:
-                party.share("run", {"again": True})
-            raise
-        except PacelineError as error:
-            party.share_error(f"ready-{party.node_rank}", error)
-            raise
-        party.share(f"ready-{party.node_rank}", True)
-        for rank in range(party.nodes):
-            heard_of(party, presence, rank, f"ready-{rank}")
-        self._launched = float(run["launched"])
-        return bool(run["finished"])
-
-    def _hold(self, party: Party, presence: Presence) -> dict[str, Any]:
-        try:
-            if not self.leads:
-                self.directory = self._take(presence)
-                self.leads = self.directory.finished is None
-                say(*self.directory.notes)
-                self._tell_of_the_leader(self.directory)
-        except PacelineError as error:
-            party.share_error("run", error)
-            raise
-        directory = self.directory
-        assert directory is not None
-        if directory.finished is not None:
-            say(f"{directory.path}: this run is done ({directory.finished['steps']} steps); nothing to do")
-        told = {
-            "path": str(directory.path.resolve()), "attempt": directory.attempt, "launched": self._launched,
-            "finished": directory.finished is not None,
-        }  # fmt: skip
-        party.share("run", told)
-        return told
-
-    def _tell_of_the_leader(self, directory: RunDirectory) -> None:
-        lost, self._untold = self._untold, None
-        if lost is not None and lost.error is not None and self.leads:
-            Account(directory).fault(lost, lost.error, last_step(directory), str(lost.error.values["host"]))
-
-    def _take(self, presence: Presence) -> RunDirectory:
-        """The directory, waited for where a node that took part held it and is gone: its lease expires."""
-        before = None if self.directory is None else self.directory.path
-        deadline, said = time.monotonic() + EXPIRES_SECONDS + 10.0, False
-        while True:
-            try:
-                return open_run(self.resolved, before)
-            except RunHeld as held:
-                holder = (str(held.values["host"]), int(held.values["pid"]))
-                if holder not in self._met or time.monotonic() > deadline:
-                    raise
-                if not said:
-                    say(f"paceline: {held.message}; waiting for its lease to expire")
-                said = True
-                if presence.at_the_door:
-                    raise Again from None
-                time.sleep(1.0)
-
-    def _attach(self, party: Party, leader: int, presence: Presence) -> dict[str, Any]:
-        # It may have to wait for the lease of one that is gone.
-        run = heard_of(party, presence, leader, "run", EXPIRES_SECONDS + TELL_SECONDS)
-        if run.get("again"):
-            raise Again
-        if self.leads and self.directory is not None:
-            # It had been cut off, and the others went on: theirs is the run.
-            self.directory.release()
-            self.leads = False
-        deadline = time.monotonic() + SEEN_SECONDS
-        while True:
-            try:
-                self.directory = RunDirectory.attach(Path(run["path"]), int(run["attempt"]))
-                return dict(run)
-            except JobError:
-                if time.monotonic() > deadline:
-                    raise not_shared(f"node {party.node_rank}", run["path"], f"node {leader}") from None
-            time.sleep(0.2)
-
     def _attempt(self, party: Party, presence: Presence) -> End | None:
         """One attempt; how the command ends, or None where the nodes meet again."""
-        directory = self.directory
+        directory = self.shared.run
         assert directory is not None
         opens, self._opened = self._opened != party.nodes, party.nodes
-        if opens and self.leads:
+        if opens and self.shared.leads:
             write_atomic(directory.plan_file, json.dumps(self._plan(self.resolved), indent=1))
         self._limits.next_attempt()
         result = self._run_workers(party, directory, presence, opens=opens)
@@ -303,8 +204,8 @@ class _Node:
         port = self._job.launch.port if first else int(heard_of(party, presence, 0, "port"))
         place = Place(party.node_rank, party.nodes, str(party.told[0]["address"]))
         attempt = Attempt(
-            self.resolved, directory, self._words, self._procs, self._launched, opens=opens, place=place, port=port,
-            is_leader=self.leads,
+            self.resolved, directory, self._words, self._procs, self.shared.launched, opens=opens, place=place, port=port,
+            is_leader=self.shared.leads,
         )  # fmt: skip
 
         def started(group: WorkerGroup) -> None:
@@ -314,11 +215,11 @@ class _Node:
         control = Control(directory.path)
 
         def asked() -> str | None:
-            if self.leads and control.asked(PROCS):
+            if self.shared.leads and control.asked(PROCS):
                 say(f"paceline: control/{PROCS} changes nothing: of several hosts each has its own {self._procs}")
                 say(*filter(None, [control.done(PROCS)]))
             has_room = party.nodes < max(self._sizes)
-            return f"{DOOR}: a node has come" if self.leads and has_room and presence.at_the_door else None
+            return f"{DOOR}: a node has come" if self.shared.leads and has_room and presence.at_the_door else None
 
         def check() -> None:
             directory.check_beat()
@@ -342,7 +243,7 @@ class _Node:
         leaving = None if result.signal is None else signal_name(result.signal)
         report = report_of(self._member.serves, leaving, result, directory)
         party.share(ended_key(party.node_rank), msgspec.to_builtins(report))
-        if self.leads:
+        if self.shared.leads:
             reports = self._reports(party, presence)
             return self._lead(party, directory, result, reports, leaving)
         if leaving is not None:
@@ -353,7 +254,9 @@ class _Node:
         except NotHeard:
             error = gone(leader, str(party.told[leader]["host"]))
             say(f"paceline: {error.message}; it led the run")
-            self._untold = result._replace(error=error, rank=None, fault="node", evidence=None, traceback=None)
+            self.shared.lost_leader(
+                result._replace(error=error, rank=None, fault="node", evidence=None, traceback=None)
+            )
             return None
         failed = failed_of(heard)
         if failed is not None:
@@ -392,7 +295,7 @@ class _Node:
                 account.restart(result, found.reason, last_step(directory))
                 return End(result.error or interrupted(leaving, [], None))
             say(f"paceline: {found.reason}")
-            self._launched = account.next_attempt(result, found.reason, last_step(directory))
+            self.shared.launched = account.next_attempt(result, found.reason, last_step(directory))
             return None
         if found.kind == "failed":
             return self._after_failure(party, directory, account, result, reports, found, leaving)
@@ -433,7 +336,7 @@ class _Node:
             account.restart(result, outcome.reason, ended.reached)
             return own_end
         time.sleep(outcome.delay_seconds)
-        self._launched = account.next_attempt(result, outcome.reason, ended.reached)
+        self.shared.launched = account.next_attempt(result, outcome.reason, ended.reached)
         return None
 
     def _over(self, end: End | None) -> PacelineError | None:

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,7 +30,6 @@ from paceline.cluster.probe import probe_host
 from paceline.config import COMMAND_LINE, Section, Setting, build
 from paceline.data.evaluation import eval_batches
 from paceline.data.loader import IterableLoader, Loader
-from paceline.data.worker import inside_worker
 from paceline.errors import JobError
 from paceline.job.checks import check_compiler, check_effects, check_reduction
 from paceline.optim.config import OptimizerSection
@@ -43,7 +41,7 @@ from paceline.parallel.compile.apply import compile_blocks
 from paceline.parallel.config import BatchSection, ParallelSection
 from paceline.parallel.ddp.config import ddp_config
 from paceline.parallel.fsdp.config import fsdp_config
-from paceline.parallel.layout import Layout, resolve_layout
+from paceline.parallel.layout import MODEL_AXES, Layout, resolve_layout
 from paceline.parallel.mesh import build_mesh
 from paceline.parallel.precision.apply import autocast_of, loss_scale_of
 from paceline.parallel.recompute.apply import recompute_blocks
@@ -57,12 +55,20 @@ from paceline.train.begin_and_end import end_early
 from paceline.train.keep import Keeper
 from paceline.train.keeping import make_keeper, make_room, tell_start
 from paceline.train.observe import RunObserver
+from paceline.train.own_module import (
+    refuse_keys_of_model_axes,
+    refuse_loader_worker,
+    refuse_model_axes,
+    require_doubles,
+    same_weights,
+    user_functions,
+)
 from paceline.train.resume import Start, restore_random, resume
 from paceline.train.session import Session
 from paceline.train.shared_run import open_directory, write_at_once
 from paceline.train.startup import host_barrier, make_optimizer, world_group
 from paceline.train.state import TrainingState
-from paceline.train.step import Batch, Forward, Loss, TrainStep, on_device
+from paceline.train.step import Batch, Forward, TrainStep, on_device
 from paceline.train.window import WindowFacts
 from paceline.workers import stop
 from paceline.workers.config import RecoverySection
@@ -76,14 +82,6 @@ SECTIONS: dict[str, type[Section]] = {
     "batch": BatchSection,
     "checkpoint": CheckpointSection,
 }
-
-MODEL_AXES = ("tp", "cp", "pp")
-"""Axes whose ranks share one model, which has to say how it is cut."""
-
-MODEL_AXIS_KEYS = {
-    "sequence_parallel": "tp", "cp_method": "cp", "pp_schedule": "pp", "pp_stages_per_rank": "pp", "pp_layers": "pp",
-}  # fmt: skip
-"""Settings of those axes."""
 
 
 class Trainer:
@@ -135,7 +133,7 @@ class Trainer:
         log_every: int = 10,
         eval_every: int = 0,
     ) -> None:
-        _refuse_loader_worker()
+        refuse_loader_worker()
         parallel = {} if layout == "auto" else dict(layout)
         batch = {"global_batch": global_batch} | ({} if microbatch is None else {"microbatch": microbatch})
         tables = {
@@ -153,14 +151,14 @@ class Trainer:
         self._optimizer: OptimizerSection = sections["optimizer"]  # type: ignore[assignment]
         self._parallel: ParallelSection = sections["parallel"]  # type: ignore[assignment]
         # Before the ranks meet, as far as it is known by then.
-        _refuse_model_axes({axis: getattr(self._parallel, axis) for axis in MODEL_AXES})
-        _refuse_keys_of_model_axes(parallel)
+        refuse_model_axes({axis: getattr(self._parallel, axis) for axis in MODEL_AXES})
+        refuse_keys_of_model_axes(parallel)
         self._batch_section: BatchSection = sections["batch"]  # type: ignore[assignment]
         self._checkpoint: CheckpointSection = sections["checkpoint"]  # type: ignore[assignment]
         self._settings = settings
         self.model = model
         self._given_blocks = blocks
-        self._forward, self._loss = _user_functions(forward, loss)
+        self._forward, self._loss = user_functions(forward, loss)
         self._data, self._evals = data, dict(evals or {})
         self._run, self._seed, self._workers = Path(run), seed, workers
         self._policy = loop.Policy(
@@ -234,14 +232,14 @@ class Trainer:
     def _start(self, world: World, steps: int, directory: RunDirectory) -> tuple[Session, BatchPlan, Layout]:
         layout = resolve_layout(self._parallel, world.world_size, lambda key: key in self._settings)
         strategies(layout)
-        _refuse_model_axes(layout.degrees())
+        refuse_model_axes(layout.degrees())
         plan = plan_batch(self._batch_section, layout, lambda per_rank: (per_rank, "all samples of a rank"))
         check_reduction(self._parallel, layout, plan, lambda key: key in self._settings)
         device, group = world.device, world_group(world)
-        _same_weights(self.model.to(device), group)
+        same_weights(self.model.to(device), group)
         precision = self._precision
         if precision == "fp64":
-            _require_doubles(self.model)
+            require_doubles(self.model)
         check_compiler(self._parallel.compile, probe_host())
         transforms = self._transforms(layout, precision)
         autocast = autocast_of(precision, device)
@@ -404,44 +402,6 @@ def join_once() -> World:
     return _world
 
 
-def _user_functions(forward: Forward | None, loss: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Forward, Loss]:
-    first = next(iter(inspect.signature(loss).parameters), "")
-    if first == "model":
-        if forward is not None:
-            raise JobError("loss(model, batch) runs the forward itself; forward has no effect beside it", key="forward")
-        # The module itself takes the place of its output.
-        return (lambda model, batch: model), loss
-    return forward or _call_on_inputs, loss
-
-
-def _call_on_inputs(model: nn.Module, batch: Batch) -> Any:
-    if "inputs" not in batch:
-        raise JobError(
-            f'the batch has no "inputs" to call the model on; it has {", ".join(sorted(batch))}',
-            key="forward",
-            values={"keys": sorted(batch)},
-            hint="Pass forward=lambda model, batch: model(batch[...]).",
-        )
-    return model(batch["inputs"])
-
-
-def _same_weights(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Rank 0's weights and buffers on every rank."""
-    meta = [name for name, p in model.named_parameters() if p.is_meta]
-    if meta:
-        raise JobError(
-            f"parameter {meta[0]} is on the meta device", key="model", hint="Give the model its weights first."
-        )
-    shapes = gather_objects([(n, tuple(p.shape), str(p.dtype)) for n, p in model.named_parameters()], group)
-    for rank, other in enumerate(shapes):
-        if other != shapes[0]:
-            raise JobError(f"rank {rank} built another model than rank 0", key="model", values={"rank": rank})
-    if group is not None:
-        with torch.no_grad():
-            for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor, 0, group=group)
-
-
 def _finished(session: Session, outcome: loop.Outcome) -> RunFinished:
     return RunFinished(
         step=outcome.steps, exit=0, reason="done", steps=outcome.steps, samples=outcome.steps * session.samples_per_step,
@@ -459,52 +419,3 @@ def _summary_of(finished: Mapping[str, Any]) -> dict[str, Any]:
         "evals": {} if finished["eval_loss"] is None else {"eval": finished["eval_loss"]},
         "samples_per_second": finished["tokens_per_second"],
     }
-
-
-def _require_doubles(model: nn.Module) -> None:
-    single = [name for name, p in model.named_parameters() if p.dtype != torch.float64]
-    if single:
-        raise JobError(
-            f"fp64 arithmetic needs fp64 weights, and {single[0]} is {model.get_parameter(single[0]).dtype}",
-            key="parallel.precision",
-            hint="Give the Trainer model.double() and data in float64.",
-        )
-
-
-def _refuse_model_axes(degrees: Mapping[str, int]) -> None:
-    for axis in MODEL_AXES:
-        if degrees[axis] > 1:
-            raise JobError(
-                f"{axis} = {degrees[axis]} needs a model whose parts say how they are split (a sharding table, a stage "
-                "rule), and a module of one's own has none",
-                key=f"parallel.{axis}",
-                values={axis: degrees[axis], "valid": 1},
-                hint=f"Set parallel.{axis}=1 and split the weights with dp_shard, or train a model of the catalogue with "
-                "`paceline train`.",
-            )
-
-
-def _refuse_keys_of_model_axes(given: Mapping[str, Any]) -> None:
-    for key, axis in MODEL_AXIS_KEYS.items():
-        if key in given:
-            raise JobError(
-                f"has no effect on a module of one's own, which cannot be split along {axis}",
-                key=f"parallel.{key}",
-                values={key: given[key]},
-                hint="Remove it.",
-            )
-    if "layout" in given:
-        raise JobError(
-            "has no effect on a module of one's own: the planner knows what models of the catalogue compute, and no other",
-            key="parallel.layout",
-            values={"layout": given["layout"]},
-            hint="Remove it; unless degrees are given, every rank is a replica.",
-        )
-
-
-def _refuse_loader_worker() -> None:
-    if inside_worker():
-        raise JobError(
-            "a loader worker runs the script again and came to paceline.Trainer",
-            hint='Put the training under: if __name__ == "__main__":',
-        )

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from paceline.data.evaluation import eval_batches
 from paceline.optim.config import OptimizerSection
 from paceline.train.evaluate import evaluate
+from paceline.train.own_module import same_weights
 from paceline.train.step import Batch, StepResult
-from paceline.trainer import _same_weights
 from tests.pool.pool import Pool
 from tests.train.test_evaluate import Numbers, value_loss
 from tests.train.test_step import Mlp, mlp_data, mlp_forward, reference_mlp, squares
@@ -223,7 +223,7 @@ class Buffered(nn.Module):
 
 def buffers_at_start(rank: int, world: int, sharding: Sharding) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     model = Buffered(rank)
-    _same_weights(model, dist.group.WORLD)
+    same_weights(model, dist.group.WORLD)
     _, applied = make_sharded_step(model, sharding)
     return {n: b.clone() for n, b in model.named_buffers()}, dict(applied.whole_weights())
 

@@ -37,7 +37,7 @@ from paceline.optim.schedule import learning_rate
 from paceline.parallel.apply import apply_strategies
 from paceline.parallel.batch import BatchPlan, plan_batch
 from paceline.parallel.collectives import gather_objects
-from paceline.parallel.compile.apply import compile_blocks
+from paceline.parallel.compile.apply import compile_blocks, tell_of_compilers
 from paceline.parallel.config import BatchSection, ParallelSection
 from paceline.parallel.ddp.config import ddp_config
 from paceline.parallel.fsdp.config import fsdp_config
@@ -248,6 +248,8 @@ class Trainer:
         )
         if self._parallel.compile:
             compile_blocks(self._blocks() or [self.model])
+        # The module may have been compiled by its owner.
+        tell_of_compilers()
         # A user's module is gathered in its own type: only autocast knows which of its operations bear 16 bit.
         applied = apply_strategies(
             self.model, self._blocks(), build_mesh(layout, device), ddp=ddp_config(self._parallel),

@@ -102,15 +102,20 @@ def beat(step: int, phase: str, allow_seconds: float = 0.0, section: Section | N
     _LAYOUT.pack_into(page, 0, _sequence, step, now, allow_seconds, _sequence, index, phase_bytes, _sequence)
 
 
-@contextlib.contextmanager
-def waiting(phase: str, allow_seconds: float = WAITING) -> Iterator[None]:
+def waiting(phase: str, allow_seconds: float = WAITING) -> contextlib.AbstractContextManager[None]:
     """Inside, this rank waits for others on the host, or as long as is allowed; after it, it is where it was before."""
-    step, before, allow, section = _last
-    beat(step, phase, allow_seconds, section)
+    return within(phase, allow_seconds)
+
+
+@contextlib.contextmanager
+def within(phase: str, allow_seconds: float = 0.0, section: Section | None = None) -> Iterator[None]:
+    """Inside, this rank is in `phase` of its step, in the same section unless given; after it, where it was before."""
+    step, before, allow, usual = _last
+    beat(step, phase, allow_seconds, section or usual)
     try:
         yield
     finally:
-        beat(step, before, allow, section)
+        beat(step, before, allow, usual)
 
 
 def last() -> tuple[int, str]:

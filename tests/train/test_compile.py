@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from paceline.parallel.compile.apply import compile_blocks, recompiles
 from paceline.parallel.ddp.config import DdpConfig
 from paceline.train.language import language_functions
 from paceline.train.step import TrainStep
+from paceline.workers import heartbeat
 from tests.pool.pool import Pool
 
 LENGTHS = (16, 32, 48)
@@ -69,6 +72,60 @@ def test_lengths_that_differ_by_rank_compile_a_bounded_number_of_graphs(pool: Po
     for _, counts in compiled:
         # a graph per length serves all three layers: two beyond the first, all of them in the first three steps
         assert counts[2] == counts[-1] == len(LENGTHS) - 1
+
+
+def test_blocks_of_the_engines_own_classes_are_compiled_one_graph_for_each_kind() -> None:
+    """The engine's tracer passes over frames of torch.nn, so that `Module.compile` leaves these as they are."""
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
+        graphs.append(len(inputs))
+        return graph.forward
+
+    def stages(kinds: int) -> list[torch.nn.Module]:
+        torch.manual_seed(0)
+        return [torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(1 + n % kinds))) for n in range(2 * kinds)]
+
+    def outputs(blocks: list[torch.nn.Module]) -> list[torch.Tensor]:
+        return [block(torch.ones(2, 4)) for block in blocks]
+
+    compiled, plain = stages(10), stages(10)
+    compile_blocks(compiled, backend=backend)
+    try:
+        assert all(map(torch.equal, outputs(compiled), outputs(plain)))
+        # More kinds than the engine would compile of one function; each is a graph, its twin the same one.
+        assert len(graphs) == 10
+        copied = copy.deepcopy(compiled[0])
+        copied[0].weight.data.zero_()
+        assert not torch.equal(copied(torch.ones(2, 4)), compiled[0](torch.ones(2, 4)))
+    finally:
+        torch._dynamo.reset()
+
+
+def test_a_compiler_in_the_midst_of_training_is_a_section_of_its_own(tmp_path: Path) -> None:
+    page, seen = tmp_path / "rank-0.beat", []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
+        seen.append(heartbeat.read(page))
+        return graph.forward
+
+    layer = torch.nn.Linear(4, 4)
+    heartbeat.open_file(page)
+    try:
+        compile_blocks([layer], backend=backend)
+        for step in range(heartbeat.FIRST_STEPS + 2):
+            heartbeat.beat(step, "training step")
+            layer(torch.ones(2 if step <= heartbeat.FIRST_STEPS else 3, 4))
+        compiling, after = seen[-1], heartbeat.read_page(page)
+    finally:
+        heartbeat._pages.clear()
+        heartbeat.beat(-1, "starting")
+        torch._dynamo.reset()
+    assert len(seen) == 2 and compiling is not None and after is not None and after.beat is not None
+    assert (compiling.step, compiling.phase, compiling.section) == (heartbeat.FIRST_STEPS + 1, "compiling", "compile")
+    assert (after.beat.phase, after.beat.section) == ("training step", "step")
+    # Two compilations, and the rest of the first steps on either side of the first one.
+    assert after.durations["compile"].number == heartbeat.FIRST_STEPS + 3
 
 
 def test_eager_blocks_compile_nothing() -> None:

@@ -123,6 +123,8 @@ def sound(seconds: float, folder: Path) -> tuple[int, list[str]]:
         result = watch(
             group, limits=Limits(), out=io.StringIO(), warn=lambda stall: suspected.append(stall.finding.kind)
         )
+        if result.asked is not None:
+            raise KeyboardInterrupt(result.asked)
         ended += result.error is not None
         if result.error is not None:
             say(f"ended: {result.error}")

@@ -20,6 +20,7 @@ from paceline.optim.optimizer import build_optimizer
 from paceline.parallel.apply import make_reducer
 from paceline.parallel.compile.apply import compile_blocks, recompiles
 from paceline.parallel.ddp.config import DdpConfig
+from paceline.parallel.recompute.apply import recompute_blocks
 from paceline.train.language import language_functions
 from paceline.train.step import TrainStep
 from paceline.workers import heartbeat
@@ -100,6 +101,24 @@ def test_blocks_of_the_engines_own_classes_are_compiled_one_graph_for_each_kind(
         assert not torch.equal(copied(torch.ones(2, 4)), compiled[0](torch.ones(2, 4)))
     finally:
         torch._dynamo.reset()
+
+
+def test_such_a_block_that_is_computed_anew_is_compiled_with_that() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    block = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    plain = block(torch.ones(2, 4))
+    recompute_blocks([block], "full")
+    compile_blocks([block], backend=backend)
+    try:
+        assert torch.equal(block(torch.ones(2, 4)), plain)
+    finally:
+        torch._dynamo.reset()
+    assert len(graphs) == 1 and "checkpoint" in graphs[0].code
 
 
 def test_a_compiler_in_the_midst_of_training_is_a_section_of_its_own(tmp_path: Path) -> None:

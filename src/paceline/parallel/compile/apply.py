@@ -25,7 +25,8 @@ def compile_blocks(blocks: Iterable[nn.Module], **options: Any) -> None:
     """
     kinds: dict[str, Callable[..., Any]] = {}
     for block in blocks:
-        if type(block).forward.__module__.startswith("torch.nn."):
+        # One that is computed anew has a forward of ours already.
+        if getattr(block.forward, "__module__", "").startswith("torch.nn."):
             _compile_forward(block, kinds, options)
         else:
             block.compile(dynamic=False, **options)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.registry import lookup_backend
 
 import paceline
 from paceline.cluster.probe import probe_host
 from paceline.errors import JobError
+from paceline.parallel.compile.apply import compile_blocks
 
 
 class Stack(nn.Module):
@@ -53,6 +56,27 @@ def test_results_stay_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         forward=lambda model, batch: model(batch["inputs"].bfloat16()),
     )  # fmt: skip
     assert trainer.fit(steps=6)["loss"] == pytest.approx(wanted, rel=2e-2)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_blocks_of_the_engines_own_classes_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recompute: str
+) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    monkeypatch.setattr("paceline.trainer.compile_blocks", partial(compile_blocks, backend=backend))
+    monkeypatch.setattr("paceline.trainer.check_compiler", lambda *_: None)
+    wanted = final(tmp_path / "plain")
+    try:
+        assert final(tmp_path / "compiled", compile=True, recompute=recompute) == pytest.approx(wanted, rel=1e-6)
+        # The layers are alike; the input of the first one needs no gradient.
+        assert len(graphs) == 2
+    finally:
+        torch._dynamo.reset()
 
 
 def test_fp16_gives_the_same_where_the_processor_has_it_and_is_refused_where_not(tmp_path: Path) -> None:

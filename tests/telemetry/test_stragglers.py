@@ -64,6 +64,24 @@ def test_slow_data_is_told_from_slow_computation() -> None:
     assert (found.rank, found.cause) == (1, "storage")
 
 
+# R17: as seen under `cp`: the slow rank stands still in exchanges, and both seem to wait 80 ms for the other.
+def test_a_rank_that_stands_still_in_an_exchange_is_slow_and_not_its_link() -> None:
+    def both(held: float | None) -> dict[int, Any]:
+        parts = rank_parts(0.0287, 0.08, 0.0, 0.0)
+        facts = ({"held_back_seconds": None if held is None else held * STEPS}, {"held_back_seconds": 0.0})
+        return {r: work_of(msgspec.to_builtins(window(r, parts, **facts[r]))) for r in (0, 1)}
+
+    sound = works(*[rank_parts(0.0287, 0.0115, 0.0, 0.0)] * 2)
+    (found,) = found_in([sound, sound, both(None), both(None)])
+    assert found.cause == "link"
+    (found,) = found_in([sound, sound, both(0.075), both(0.075)])
+    assert (found.rank, found.cause) == (0, "compute") and found.score == pytest.approx(28.7 / 75)
+    assert "a CPU quota holds it back for 75.0 ms of a step" in found.evidence
+    # No longer than the step lasts, and nothing that own work shows already.
+    assert both(1.0)[0].total == pytest.approx(0.1087) and both(1.0)[0].waits == pytest.approx(0.0)
+    assert both(0.02)[0].total == pytest.approx(0.0287)
+
+
 def test_waits_inside_of_forward_and_backward_are_no_work() -> None:
     """Ranks that exchange within a pass: both take 60 ms for it, of which the quick one waits 40."""
 

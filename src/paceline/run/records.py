@@ -111,7 +111,8 @@ class Window(Record, frozen=True, kw_only=True, tag="window"):
     """Parts of the steps `first_step`..`step` on one rank.
 
     `own`: of the parts in which the rank waited for others, the same without these waits. `cpu_seconds`: processor time of
-    the rank's process since the window before, over all of its threads. `probe_seconds`: of a small product of matrices, the
+    the rank's process since the window before, over all of its threads; `held_back_seconds`: in which a CPU quota of its own
+    had it stand still. `probe_seconds`: of a small product of matrices, the
     same on all ranks. `address`: the rank's own in its connections; `links`: what it sent since the window before, by the
     other end's address, as [bytes, seconds of being busy with it].
     """
@@ -122,6 +123,7 @@ class Window(Record, frozen=True, kw_only=True, tag="window"):
     parts: dict[str, Summary]
     own: dict[str, Summary] = {}
     cpu_seconds: float | None = None
+    held_back_seconds: float | None = None
     probe_seconds: float | None = None
     address: str = ""
     links: dict[str, list[float]] = {}

@@ -48,8 +48,8 @@ class Work(NamedTuple):
     """Mean seconds of a step of one rank in one window, its longest step left out.
 
     own: by cause. waits: for other ranks. cpu_share: processor time over own work; probe_seconds: of a small
-    product of matrices, the same one on all ranks; rates: bytes per second by peer's address while sending; None or empty
-    where not measured.
+    product of matrices, the same one on all ranks; rates: bytes per second by peer's address while sending; held_back: by a
+    CPU quota, which is own work however much of it was waited elsewhere. None, empty or 0 where not measured.
     """
 
     own: Mapping[str, float]
@@ -59,6 +59,7 @@ class Work(NamedTuple):
     probe_seconds: float | None = None
     address: str = ""
     rates: Mapping[str, float] = {}
+    held_back: float = 0.0
 
     @property
     def total(self) -> float:
@@ -89,12 +90,16 @@ def work_of(window: Mapping[str, Any]) -> Work:
             own[CAUSE_OF[part]] += worked
             waits += seconds - worked
     total, steps = sum(own.values()), max((int(s["count"]) for s in window["parts"].values()), default=0)
+    held = (window.get("held_back_seconds") or 0.0) / max(1, steps)
+    # It stood still in an exchange, and seems to have waited there for the ranks that waited for it.
+    hidden = max(0.0, min(held, total + waits) - total)
+    own["compute"], waits, total = own["compute"] + hidden, waits - hidden, total + hidden
     cpu = window.get("cpu_seconds")
     share = cpu / (steps * total) if cpu is not None and steps and total > 0 else None
     busy = {peer: sent / spent for peer, (sent, spent) in (window.get("links") or {}).items() if spent > 0}
     return Work(
         own, waits, str(window.get("host", "")), share, window.get("probe_seconds"),
-        str(window.get("address") or ""), busy,
+        str(window.get("address") or ""), busy, held,
     )  # fmt: skip
 
 
@@ -160,6 +165,8 @@ def _cross_check(own: Work, peers: Sequence[Work]) -> str:
         text += f"; its processor is at work for {own.cpu_share:.2f} of that, its peers' for {usual:.2f}"
         if own.cpu_share < THRESHOLD * usual:
             text += ": something takes its processor away, or it sleeps"
+    if own.held_back > LEAST_SECONDS:
+        text += f"; a CPU quota holds it back for {format_seconds(own.held_back)} of a step"
     return text
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from typing import Any
 
 import torch
 
+from paceline.telemetry.held_back import HeldBack
 from paceline.telemetry.links import Links
 
 HOST = platform.node()
@@ -26,13 +28,18 @@ class WindowFacts:
     def __init__(self, device: torch.device) -> None:
         self._probed = torch.ones(PROBE_SIZE, PROBE_SIZE) if device.type == "cpu" else None
         self._links = Links()
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._held_back = HeldBack(_threads(), alone=local_ranks == 1)
         self._cpu = time.process_time()
 
     def since_last(self) -> dict[str, Any]:
         """Fields of a `window` record."""
         before, self._cpu = self._cpu, time.process_time()
         address, links = self._links.since_last()
-        return {"cpu_seconds": self._cpu - before, "probe_seconds": self._probe(), "address": address, "links": links}
+        return {
+            "cpu_seconds": self._cpu - before, "held_back_seconds": self._held_back.since_last(),
+            "probe_seconds": self._probe(), "address": address, "links": links,
+        }  # fmt: skip
 
     def _probe(self) -> float | None:
         if self._probed is None:
@@ -43,3 +50,9 @@ class WindowFacts:
             torch.mm(self._probed, self._probed)
             spent.append(time.perf_counter() - began)
         return min(spent)
+
+
+def _threads() -> int:
+    """How many threads of this process run at a time, at most."""
+    threads = torch.get_num_threads()
+    return min(threads, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else threads

@@ -48,6 +48,18 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/pro
     return min(quotas, default=None)
 
 
+def quota_folders(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup"), others: Path | None = None
+) -> list[Path]:
+    """The cgroups of this process that have a CPU quota.
+
+    Args:
+        others: membership of another process, whose cgroups do not count.
+    """
+    shared = [] if others is None else _cgroup_folders(root, others)
+    return [f for f in _cgroup_folders(root, membership) if f not in shared and _quota_of(f) is not None]
+
+
 def plan_affinity(
     local_world_size: int,
     allowed: Sequence[int],

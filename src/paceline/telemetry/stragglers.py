@@ -93,7 +93,7 @@ def work_of(window: Mapping[str, Any]) -> Work:
     held = (window.get("held_back_seconds") or 0.0) / max(1, steps)
     # It stood still in an exchange, and seems to have waited there for the ranks that waited for it.
     hidden = max(0.0, min(held, total + waits) - total)
-    own["compute"], waits, total = own["compute"] + hidden, waits - hidden, total + hidden
+    own["compute"], waits, total = own["compute"] + hidden, max(0.0, waits - hidden), total + hidden
     cpu = window.get("cpu_seconds")
     share = cpu / (steps * total) if cpu is not None and steps and total > 0 else None
     busy = {peer: sent / spent for peer, (sent, spent) in (window.get("links") or {}).items() if spent > 0}

@@ -248,8 +248,9 @@ class Trainer:
         )
         if self._parallel.compile:
             compile_blocks(self._blocks() or [self.model])
-        # The module may have been compiled by its owner.
-        tell_of_compilers()
+        else:
+            # The module may have been compiled by its owner.
+            tell_of_compilers()
         # A user's module is gathered in its own type: only autocast knows which of its operations bear 16 bit.
         applied = apply_strategies(
             self.model, self._blocks(), build_mesh(layout, device), ddp=ddp_config(self._parallel),

@@ -9,16 +9,17 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.job import SMALL, TEXT
-from tests.faults.acted import acted_on
 from tests.pool.launch import TOKEN, Launcher, Running
 from tests.pool.proc import carrying, environment
 from tests.train.attempts import left
 
 from paceline.checkpoint.host_save import DESERTED_SECONDS
 from paceline.run.records import read_records
+from paceline.train.attempts import SUSPECTED
 
 WORDS = [
     "train", *SMALL, "parallel.compile=false", "parallel.precision=fp64", "data.workers=0", "run.log_every=1",
@@ -55,6 +56,10 @@ class Nodes:
     def started(self) -> list[tuple[int, int]]:
         """Of each attempt the number of ranks and the step that it began after."""
         return [(r["world_size"], r["step"]) for r in read_records(self.run, kinds=("run_started",))]
+
+    def faults(self) -> list[dict[str, Any]]:
+        """Those that were acted on: a node may suspect before that its own ranks wait for somebody."""
+        return [r for r in read_records(self.run, kinds=("fault",)) if not r["message"].startswith(SUSPECTED)]
 
     def steps_of(self, count: int, timeout: float = 60.0) -> None:
         """Wait for two steps of attempt number `count`."""
@@ -113,7 +118,8 @@ def going_and_coming(launch: Launcher, text: Path, signals: list[signal.Signals]
     killed = signals.count(signal.SIGKILL)
     assert sum("left; 1 node goes on" in reason for reason in reasons) == len(signals) - killed
     assert sum(reason == "a node has come" for reason in reasons) >= len(signals) - 1
-    assert len(acted_on(nodes.run)) == killed and launch.left_over() == {}
+    faults = list(read_records(nodes.run, kinds=("fault",)))
+    assert len(faults) == killed and launch.left_over() == {}
 
     end = max(r["step"] for r in read_records(nodes.run, kinds=("step",))) + 2
     last = launch([*WORDS, f"run.steps={end}", "--json"], timeout=120)
@@ -204,7 +210,7 @@ def test_a_stopped_rank_is_named_by_its_own_node_and_told_on_all(launch: Launche
         one.signal(signal.SIGTERM)
     done = [one.wait(60) for one in (first, other)]
     assert [one.returncode for one in done] == [75, 75], done[0].stderr + done[1].stderr
-    (fault,) = acted_on(nodes.run)
+    (fault,) = nodes.faults()
     assert (fault["kind_of_fault"], fault["rank"]) == ("stopped", 1) and "rank 1" in fault["message"]
     assert launch.left_over() == {}
 
@@ -231,7 +237,7 @@ def test_a_leader_that_is_told_to_stop_leaves_though_a_rank_elsewhere_fails_firs
     assert done.returncode in (75, 130) and "interrupted by SIGTERM" in done.stdout, done.stderr
     # It served the place where all meet, so the run ends on both.
     assert other.wait(60).returncode == 76
-    (fault,) = acted_on(nodes.run)
+    (fault,) = nodes.faults()
     assert (fault["kind_of_fault"], fault["rank"]) == ("stopped", 1) and nodes.started() == attempts
     assert launch.left_over(DESERTED_SECONDS + 2.0) == {}
 

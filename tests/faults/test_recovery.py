@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from tests.cli.job import SMALL, TEXT
 from tests.faults import storm
-from tests.faults.acted import acted_on
 from tests.faults.storm import Storm
 from tests.pool.launch import TOKEN, Launcher
 from tests.pool.proc import carrying
@@ -59,7 +58,7 @@ def storming(
     assert (other.curve, other.samples) == (one.curve, one.samples)
     assert storm.redone_beyond_a_save(run_dir) == []
     deaths = [kill for kill in kills if kill.target in ("rank", "loader")]
-    faults = acted_on(run_dir)
+    faults = list(read_records(run_dir, kinds=("fault",)))
     # One that dies while its attempt is being ended is no fault of its own.
     assert len(deaths) >= len(faults) >= min(1, len(deaths))
     assert json.loads(done.stdout)["attempts"] == len(faults) + 1
@@ -101,12 +100,12 @@ def test_a_killed_writer_costs_its_save_and_nothing_else(launch: Launcher, text:
     (kill,) = Storm(running, launch.token, run_dir, 0, ("writer",), share_in_saves=1.0).rage(1, 60.0)
     done = running.wait(60)
     assert done.returncode == 0 and json.loads(done.stdout)["attempts"] == 1, done.stderr
-    records = list(read_records(run_dir, kinds=("checkpoint",)))
+    records = list(read_records(run_dir, kinds=("checkpoint", "fault")))
     failed = [r for r in records if r.get("state") == "failed"]
     assert kill.in_save and len(failed) == 1 and "was killed by signal 9, while" in failed[0]["reason"]
     assert f"the checkpoint of step {failed[0]['step']} was NOT saved, training goes on" in done.stderr
     later = [r["step"] for r in records if r.get("state") == "durable" and r["step"] > failed[0]["step"]]
-    assert later[-1] == 120 and acted_on(run_dir) == []
+    assert later[-1] == 120 and not any(r["kind"] == "fault" for r in records)
     assert_nothing_left(launch, text, before)
 
 

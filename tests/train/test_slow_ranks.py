@@ -88,6 +88,8 @@ def slow_rank_of(split: list[str], kind: str, trials: int) -> None:
     ground = begin(["examples/tiny.toml", *split], 2, 0, [], print)[0]
     for number in range(trials):
         trial = try_fault(ground, BY_KIND[kind], name=f"{kind}-{number}")
+        told = [1.0 / r["ratio"] for r in read_records(Path(trial.run_dir), kinds=("straggler",))]
+        print(f"{kind} {number}: score {', '.join(f'{score:.2f}' for score in told)}")
         assert trial.survived and (trial.named, trial.named_rank) == ("compute", trial.struck_rank), (number, trial)
 
 

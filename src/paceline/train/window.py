@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from typing import Any
@@ -11,6 +10,8 @@ import torch
 
 from paceline.telemetry.held_back import HeldBack
 from paceline.telemetry.links import Links
+from paceline.workers.affinity import allowed_cpus
+from paceline.workers.environment import ranks
 
 HOST = platform.node()
 
@@ -28,8 +29,8 @@ class WindowFacts:
     def __init__(self, device: torch.device) -> None:
         self._probed = torch.ones(PROBE_SIZE, PROBE_SIZE) if device.type == "cpu" else None
         self._links = Links()
-        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._held_back = HeldBack(_threads(), alone=local_ranks == 1)
+        threads = min(torch.get_num_threads(), len(allowed_cpus()))
+        self._held_back = HeldBack(threads, alone=ranks().local_world_size == 1)
         self._cpu = time.process_time()
 
     def since_last(self) -> dict[str, Any]:
@@ -50,9 +51,3 @@ class WindowFacts:
             torch.mm(self._probed, self._probed)
             spent.append(time.perf_counter() - began)
         return min(spent)
-
-
-def _threads() -> int:
-    """How many threads of this process run at a time, at most."""
-    threads = torch.get_num_threads()
-    return min(threads, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else threads

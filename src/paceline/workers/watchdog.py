@@ -20,7 +20,7 @@ from paceline.workers.suspects import Finding, Snapshot, find
 GAP_SECONDS = 2.0
 """Where the supervisor itself did not run for so long, the whole machine stood still: nothing is held against the ranks."""
 ELSEWHERE = 1.5
-"""Of the longest limit: what another host may be to blame for is left to its own watchdog."""
+"""Of the limit to tell, and of the longest one to act: what another host may be to blame for is left to its own watchdog."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 15.0
 
 
